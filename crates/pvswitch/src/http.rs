@@ -4,14 +4,17 @@
 //! the control thread, as `pvswitch ctl` does, so that replies are made in one place; workers are
 //! not involved. The interface is read-only.
 
+mod control;
+mod history;
+mod live;
 mod metrics;
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use api::Address;
@@ -24,9 +27,12 @@ use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use os::{Carries, Listener, Permissions, SocketError};
-use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use control::Control;
+pub use control::Query;
+use live::Live;
 
 /// Maximum number of clients at a time; further ones wait.
 const CLIENTS_MAX: usize = 16;
@@ -69,14 +75,6 @@ fn advice(error: &std::io::Error) -> &'static str {
         PermissionDenied => "; use a port above 1023",
         _ => "",
     }
-}
-
-/// A request to the control thread.
-pub struct Query {
-    /// The request.
-    pub request: Request,
-    /// Channel for the reply.
-    pub reply: oneshot::Sender<Value>,
 }
 
 /// The control thread's end of the server.
@@ -125,10 +123,10 @@ impl Server {
         };
         let (sender, queries) = mpsc::channel();
         let wake = Arc::new(os::eventfd()?);
-        let client = Arc::new(Control { sender: Mutex::new(sender), wake: Arc::clone(&wake) });
+        let site = Site::new(Control::new(sender, Arc::clone(&wake)));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("http".into()).spawn(move || {
-            if let Err(error) = runtime.block_on(serve(acceptor, client)) {
+            if let Err(error) = runtime.block_on(serve(acceptor, site)) {
                 tracing::error!("HTTP server stopped: {error}");
             }
         })?;
@@ -153,33 +151,27 @@ fn warn_if_remote(at: SocketAddr) {
     }
 }
 
-/// The HTTP thread's access to the control thread.
-struct Control {
-    sender: Mutex<Sender<Query>>,
-    wake: Arc<OwnedFd>,
+// ---- the HTTP thread ----
+
+/// What replies are made from.
+struct Site {
+    control: Arc<Control>,
+    live: Arc<Live>,
 }
 
-impl Control {
-    /// Forwards a request and returns the reply. `None`: the switch is shutting down.
-    async fn call(&self, request: Request) -> Option<Value> {
-        let (reply, received) = oneshot::channel();
-        {
-            let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-            sender.send(Query { request, reply }).ok()?;
-        }
-        os::signal(self.wake.as_fd());
-        received.await.ok()
+impl Site {
+    fn new(control: Control) -> Arc<Self> {
+        let control = Arc::new(control);
+        Arc::new(Self { live: Live::new(Arc::clone(&control)), control })
     }
 }
-
-// ---- the HTTP thread ----
 
 enum Acceptor {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-async fn serve(acceptor: Acceptor, control: Arc<Control>) -> std::io::Result<()> {
+async fn serve(acceptor: Acceptor, site: Arc<Site>) -> std::io::Result<()> {
     let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
     let permit = || Arc::clone(&permits).acquire_owned();
     match acceptor {
@@ -187,30 +179,27 @@ async fn serve(acceptor: Acceptor, control: Arc<Control>) -> std::io::Result<()>
             let listener = tokio::net::TcpListener::from_std(listener)?;
             while let Ok(permit) = permit().await {
                 let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, permit, &control).await;
+                admit(accepted, permit, &site).await;
             }
         }
         Acceptor::Unix(listener) => {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             while let Ok(permit) = permit().await {
                 let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, permit, &control).await;
+                admit(accepted, permit, &site).await;
             }
         }
     }
     Ok(())
 }
 
-async fn admit<S>(
-    accepted: std::io::Result<S>,
-    permit: OwnedSemaphorePermit,
-    control: &Arc<Control>,
-) where
+async fn admit<S>(accepted: std::io::Result<S>, permit: OwnedSemaphorePermit, site: &Arc<Site>)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     match accepted {
         Ok(stream) => {
-            tokio::spawn(client(stream, permit, Arc::clone(control)));
+            tokio::spawn(client(stream, permit, Arc::clone(site)));
         }
         Err(error) => {
             tracing::debug!("HTTP client: {error}");
@@ -220,13 +209,13 @@ async fn admit<S>(
 }
 
 /// Serves one client: one request, one reply.
-async fn client<S>(stream: S, permit: OwnedSemaphorePermit, control: Arc<Control>)
+async fn client<S>(stream: S, permit: OwnedSemaphorePermit, site: Arc<Site>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let control = Arc::clone(&control);
-        async move { Ok::<_, Infallible>(reply(&request, &control).await) }
+        let site = Arc::clone(&site);
+        async move { Ok::<_, Infallible>(reply(&request, &site).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .keep_alive(false)
@@ -240,16 +229,19 @@ where
     drop(permit);
 }
 
-async fn reply(request: &hyper::Request<Incoming>, control: &Control) -> Response<Full<Bytes>> {
+async fn reply(request: &hyper::Request<Incoming>, site: &Site) -> Response<Full<Bytes>> {
     if request.method() != Method::GET {
         let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
         reply.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return reply;
     }
+    let control = &site.control;
     let body = match request.uri().path() {
         "/" => Some((PAGE.into(), "text/html; charset=utf-8")),
         "/stats" => control.call(Request::Stats).await.map(|v| (format!("{v}\n"), JSON)),
         "/show" => control.call(Request::Show).await.map(|v| (format!("{v}\n"), JSON)),
+        "/fdb" => control.call(Request::Fdb).await.map(|v| (format!("{v}\n"), JSON)),
+        "/live" => site.live.reply(since(request.uri().query())).await.map(|text| (text, JSON)),
         "/metrics" => match (control.call(Request::Show).await, control.call(Request::Stats).await)
         {
             (Some(show), Some(stats)) => {
@@ -258,7 +250,7 @@ async fn reply(request: &hyper::Request<Incoming>, control: &Control) -> Respons
             _ => None,
         },
         _ => {
-            let known = "not found: use /, /metrics, /stats or /show\n";
+            let known = "not found: use /, /metrics, /stats, /show, /fdb or /live\n";
             return plain(StatusCode::NOT_FOUND, known);
         }
     };
@@ -266,6 +258,13 @@ async fn reply(request: &hyper::Request<Incoming>, control: &Control) -> Respons
         Some((body, kind)) => respond(StatusCode::OK, body, kind),
         None => plain(StatusCode::SERVICE_UNAVAILABLE, "the switch is shutting down\n"),
     }
+}
+
+/// The time in `since=SECONDS`; without it, or with anything else, everything.
+fn since(query: Option<&str>) -> f64 {
+    let pairs = query.unwrap_or_default().split('&');
+    let since = pairs.filter_map(|pair| pair.strip_prefix("since=")?.parse().ok()).next();
+    since.unwrap_or(f64::NEG_INFINITY)
 }
 
 fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
@@ -276,7 +275,7 @@ fn respond(status: StatusCode, body: String, kind: &'static str) -> Response<Ful
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-                  connect-src 'self'";
+                  connect-src 'self'; img-src data:";
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

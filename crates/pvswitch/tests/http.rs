@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 use common::{Dir, Gen, Switch, pvswitch};
 use serde_json::Value;
 
+const DASHBOARD: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/monitoring/grafana.json"));
+const ALERTS: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/monitoring/alerts.yml"));
 /// More than the maximum time of a client.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -122,6 +126,19 @@ fn metrics_parse_and_agree_with_stats() {
         assert_eq!(value(&series("limit")), entry["limit"].as_f64().unwrap(), "{name}");
     }
     assert!(value(r#"pvswitch_budget_used{resource="mapped-bytes"}"#) > 0.0, "b is up");
+    let types = answer.body.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let types: Vec<_> = types.filter_map(|line| line.split(' ').next()).collect();
+    for text in [DASHBOARD, ALERTS] {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let mut used: Vec<_> = words.filter(|word| word.starts_with("pvswitch_")).collect();
+        used.retain(|name| {
+            !types.iter().any(|known| {
+                *name == *known
+                    || ["_sum", "_count"].iter().any(|s| name.strip_suffix(s) == Some(known))
+            })
+        });
+        assert!(used.is_empty(), "not exported: {used:?}");
+    }
     // Every counter of `stats` is exported, under its name or as a cause.
     let stats = switch.json(&["stats"]);
     for way in ["ingress", "egress"] {
@@ -144,7 +161,7 @@ fn json_equals_that_of_ctl_and_the_page_has_no_external_resources() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--http", "127.0.0.1:0"], &["n=null".into()]);
     let address = address(&switch);
-    for what in ["show", "stats"] {
+    for what in ["show", "stats", "fdb"] {
         let answer = ask(&address, "GET", &format!("/{what}?x=1"));
         assert_eq!(answer.status, 200);
         assert!(answer.head.contains("content-type: application/json"), "{}", answer.head);
@@ -158,9 +175,63 @@ fn json_equals_that_of_ctl_and_the_page_has_no_external_resources() {
     assert_eq!(page.status, 200);
     assert!(page.head.contains("content-type: text/html"), "{}", page.head);
     assert!(page.body.contains("color-scheme: light dark"));
+    // A name, which is not fetched.
+    let page = page.body.replace("http://www.w3.org/2000/svg", "");
     for outside in ["http:", "https:", "src=", "@import", "innerHTML"] {
-        assert!(!page.body.contains(outside), "{outside}");
+        assert!(!page.contains(outside), "{outside}");
     }
+}
+
+/// Number of times that the HTTP thread gave up the CPU: it slept, or waited.
+fn waits_of_http(switch: &Switch) -> u64 {
+    let tasks = format!("/proc/{}/task", switch.process.0.id());
+    let tasks = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let http = tasks.into_iter().find(|task| read(task.join("comm")) == "http\n").unwrap();
+    let status = read(http.join("status"));
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn history_is_recorded_while_a_page_is_open_and_not_otherwise() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let switch = Switch::start(&dir, &["--http", "0"], &ports);
+    let address = address(&switch);
+    let live = |query: &str| -> Value {
+        let answer = ask(&address, "GET", &format!("/live{query}"));
+        assert!(answer.head.contains("content-type: application/json"), "{}", answer.head);
+        serde_json::from_str(&answer.body).unwrap()
+    };
+    let first = live("");
+    assert_eq!((first["samples"].as_array().unwrap().len(), &first["kept_s"]), (0, &600.0.into()));
+    assert_eq!(first["stats"]["ports"][0]["name"], "a");
+    let _sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
+    switch.wait_up("b", true);
+    let sender = Gen::start(&dir.path("a"), &["--rate", "2k"]);
+    let mut last = 0.0;
+    common::wait_for("two samples with traffic", || {
+        let reply = live("");
+        let samples = reply["samples"].as_array().unwrap();
+        last = samples.last().map_or(0.0, |sample| sample["at"].as_f64().unwrap());
+        let traffic = |s: &&Value| s["ports"]["a"][0].as_u64().is_some_and(|rate| rate > 100);
+        samples.iter().filter(traffic).count() >= 2
+    });
+    let after = live(&format!("?since={last}"));
+    assert!(after["samples"].as_array().unwrap().len() <= 1, "only later ones: {after}");
+    assert!(live("?since=x")["samples"].as_array().unwrap().len() >= 2, "all of them");
+    sender.end();
+    // Nobody asks any more.
+    let mut seen = (waits_of_http(&switch), Instant::now());
+    common::wait_for("the HTTP thread to sleep for longer than between samples", || {
+        let now = waits_of_http(&switch);
+        if now != seen.0 {
+            seen = (now, Instant::now());
+        }
+        seen.1.elapsed() > Duration::from_secs(4)
+    });
+    assert!(live("")["samples"].as_array().unwrap().len() >= 2, "what was recorded remains");
 }
 
 #[test]

@@ -1,0 +1,41 @@
+//! The HTTP thread's access to the control thread.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::control::Request;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+/// A request to the control thread.
+pub struct Query {
+    /// The request.
+    pub request: Request,
+    /// Channel for the reply.
+    pub reply: oneshot::Sender<Value>,
+}
+
+/// Sends requests to the control thread.
+pub struct Control {
+    sender: Mutex<Sender<Query>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Control {
+    /// Queries go to `sender`; `wake`, an eventfd, is signalled for each.
+    pub fn new(sender: Sender<Query>, wake: Arc<OwnedFd>) -> Self {
+        Self { sender: Mutex::new(sender), wake }
+    }
+
+    /// Forwards a request and returns the reply. `None`: the switch is shutting down.
+    pub async fn call(&self, request: Request) -> Option<Value> {
+        let (reply, received) = oneshot::channel();
+        {
+            let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            sender.send(Query { request, reply }).ok()?;
+        }
+        os::signal(self.wake.as_fd());
+        received.await.ok()
+    }
+}
