@@ -135,6 +135,8 @@ fn of_type(value: &Type) -> Value {
         Type::Ips => list("[0-9A-Fa-f.:]+"),
         Type::Vlan => vlan(),
         Type::Vlans => vlans(),
+        Type::Rate => amounts("[0-9.]+[kKmMgG]?(bit|frames)?"),
+        Type::Burst => amounts("[0-9.]+([kKmMgG]?|[kKmMgG]?frames)"),
         // In either case, with `-` or `_`: the list is in the documentation.
         Type::Names(_) => pattern("[A-Za-z0-9_-]+(\\+[A-Za-z0-9_-]+)*"),
         Type::Cpus => json!({ "anyOf": [
@@ -164,6 +166,14 @@ fn list(member: &str) -> Value {
         { "type": "array", "items": { "type": "string", "pattern": format!("^{member}$") },
           "minItems": 1 },
         { "type": "string", "pattern": format!("^({member}(\\+{member})*|none)$") },
+    ]})
+}
+
+/// One or two limits, or a number of bits or bytes.
+fn amounts(member: &str) -> Value {
+    json!({ "anyOf": [
+        { "type": "string", "pattern": format!("^({member}(\\+{member})?|none)$") },
+        { "type": "integer", "minimum": 1 },
     ]})
 }
 

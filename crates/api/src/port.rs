@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
-use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_vlans};
+use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_rules};
 use crate::schema::{Entry, Value, find, unknown_hint};
 
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
@@ -152,7 +152,7 @@ fn check_text(text: &str) -> Result<(), String> {
 }
 
 impl PortText {
-    /// Checks the name, the argument, that queues named by options exist, and that its VLAN options
+    /// Checks the name, the argument, that queues named by options exist, and that its rules
     /// agree.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl PortText {
                  there, or use mode=server"
             ));
         }
-        check_vlans(|name| self.value(name))?;
+        check_rules(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
             check_text(value.text().unwrap_or_default())

@@ -15,9 +15,11 @@ pub mod driver;
 mod list;
 pub mod policy;
 pub mod port;
+mod rate;
 pub mod run;
 mod value;
 
+pub use self::rate::Amounts;
 pub use self::value::{Choice, Type, Value, bytes_text, seconds};
 
 use crate::near::did_you_mean;

@@ -450,6 +450,7 @@ impl System {
         // Before anything from their peers is read.
         for Prepared { state, .. } in &all {
             self.set_rules(state.port.id, state.spec.tuning.tenant.rules());
+            self.set_rates(state, &state.spec.tuning.tenant);
         }
         self.publish_table();
         let suspended = self.suspended.iter_mut().map(|(_, what)| what);

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use api::schema::port::{TENANT, check_vlans, common};
-use api::schema::{Entry, Value};
+use api::schema::port::{TENANT, check_rules, common};
+use api::schema::{Amounts, Entry, Value};
+use switch::account::{Limit, RateLimits};
 use switch::tenant::{Rules, Security, Vlan};
 
 /// Options of a port that make its rules; those with the default are left out.
@@ -27,7 +28,7 @@ impl Tenant {
     pub fn changed(&self, changes: &Self) -> Result<Self, String> {
         let mut all = self.clone();
         all.0.extend(changes.0.clone());
-        check_vlans(|name| all.0.get(name).cloned())?;
+        check_rules(|name| all.0.get(name).cloned())?;
         Ok(all.without_defaults())
     }
 
@@ -72,6 +73,32 @@ impl Tenant {
         let rules = Rules { security, vlan, isolated: is_on("isolated") };
         (rules != Rules::default()).then_some(rules)
     }
+
+    /// Limits of frames from the peer and to it.
+    pub fn rates(&self) -> (RateLimits, RateLimits) {
+        let amounts = |name| self.0.get(name).and_then(Value::amounts).unwrap_or_default();
+        // A worker that wakes up later than a burst lasts does not keep the rate. Toward the peer
+        // frames are lost, and TCP needs room for its own bursts.
+        let from_peer = limits(amounts("rate-in"), amounts("burst-in"), 25, 2);
+        (from_peer, limits(amounts("rate-out"), amounts("burst-out"), 10, 44))
+    }
+}
+
+/// Longest frame without tags and jumbo frames, in bits.
+const FULL_FRAME_BITS: u64 = 1514 * 8;
+
+/// Limits at `rate`. The default burst is a `part` of a second's, at least `frames` full frames.
+fn limits(rate: Amounts, burst: Amounts, part: u64, frames: u64) -> RateLimits {
+    let limit = |per_second: Option<u64>, burst: Option<u64>, least: u64| {
+        per_second.map(|per_second| {
+            let burst = burst.unwrap_or((per_second / part).max(least));
+            Limit { per_second, burst }
+        })
+    };
+    RateLimits {
+        bits: limit(rate.data, burst.data.map(|bytes| bytes * 8), frames * FULL_FRAME_BITS),
+        frames: limit(rate.frames, burst.frames, frames),
+    }
 }
 
 #[cfg(test)]
@@ -102,12 +129,16 @@ mod tests {
             ("trunk", "5+10-20", true),
             ("native", "7", false),
             ("isolated", "on", true),
+            ("rate-in", "100Mbit", false),
+            ("burst-in", "64K", false),
+            ("rate-out", "20kframes", false),
+            ("burst-out", "100frames", false),
         ] {
             let tenant = tenant(&[(name, text)]);
             assert_eq!(tenant.rules().is_some(), alone, "{name}");
             assert_eq!(shown(&tenant), format!("{name}={text} "), "as it was given");
         }
-        assert_eq!(TENANT.len(), 8);
+        assert_eq!(TENANT.len(), 12);
         assert!(Tenant::default().rules().is_none());
     }
 
@@ -124,6 +155,26 @@ mod tests {
         let off = tenant(&[("trunk", "none"), ("native", "none"), ("isolated", "off")]);
         assert_eq!(trunk.changed(&off).unwrap(), Tenant::default());
         assert!(trunk.changed(&tenant(&[("trunk", "none")])).is_err(), "native stays");
+    }
+
+    #[test]
+    fn rates_have_a_default_burst_and_bursts_need_a_rate() {
+        let (from, to) = tenant(&[("rate-in", "100Mbit"), ("rate-out", "1Mbit+20frames")]).rates();
+        let limit = |per_second, burst| Some(Limit { per_second, burst });
+        assert_eq!(from, RateLimits { bits: limit(100_000_000, 4_000_000), frames: None });
+        let frames = limit(20, 44);
+        assert_eq!(to, RateLimits { bits: limit(1_000_000, 532_928), frames });
+        let (from, _) = tenant(&[("rate-in", "1Mbit"), ("burst-in", "64K")]).rates();
+        assert_eq!(from.bits, limit(1_000_000, 524_288));
+        assert_eq!(Tenant::default().rates(), Default::default());
+        let bits = tenant(&[("rate-in", "1Mbit")]);
+        let error = bits.changed(&tenant(&[("burst-in", "9frames")])).unwrap_err();
+        let want = "burst-in= in frames needs a rate: add one like rate-in=20kframes";
+        assert!(error.starts_with(want), "{error}");
+        let error = bits.changed(&tenant(&[("burst-out", "9K")])).unwrap_err();
+        assert!(error.starts_with("burst-out= in bytes needs a rate"), "{error}");
+        let error = tenant(&[("rate-in", "1M"), ("burst-in", "9K")]);
+        assert!(error.changed(&tenant(&[("rate-in", "none")])).is_err(), "the burst stays");
     }
 
     #[test]

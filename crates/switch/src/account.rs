@@ -10,15 +10,20 @@
 //! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies. It is a
 //!   token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
 //!
+//! A [`Limiter`] is a tenant's rate of bits and frames, in one direction.
+//!
 //! The cost of a burst (descriptors walked, segments translated, frames made) is bounded by the
 //! constants in [`burst`]; its time is charged by the worker ([`fair`](crate::fair)).
 //!
 //! Nothing here blocks, allocates on the burst path, or reads a clock.
 
+mod bucket;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use self::bucket::{Limit, Limiter, RateLimits};
 use crate::time::{Instant, Ns};
 
 /// Limits on the cost of one burst, independent of its frames.
@@ -349,6 +354,10 @@ pub struct Account {
     pub log_lines: Rate,
     /// Copies of flooded frames, except one of each frame.
     pub flood_copies: Rate,
+    /// Frames from the peer, over all its queues: none is taken without tokens.
+    pub rate_in: Limiter,
+    /// Frames to the peer, over all its queues: dropped without tokens.
+    pub rate_out: Limiter,
 }
 
 /// Default limits, for a switch of up to 4096 ports.
@@ -410,6 +419,8 @@ impl Account {
             announcements: rate(announcements, defaults::ANNOUNCEMENTS),
             log_lines: rate(lines, defaults::LOG_LINES),
             flood_copies: rate(copies, defaults::FLOOD_COPIES),
+            rate_in: Limiter::default(),
+            rate_out: Limiter::default(),
         }
     }
 

@@ -11,11 +11,12 @@ mod full;
 mod late;
 mod mirror;
 mod queue;
+mod rates;
 mod starved;
 mod tenants;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use shm::Seg;
@@ -26,6 +27,7 @@ pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
+use self::rates::police;
 pub use self::starved::STARVED_AFTER;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
@@ -63,6 +65,8 @@ pub struct Port {
     pub egress: Vec<EgressQueue>,
     /// Number of queues that the peer has enabled, from the first on; 0: the port is down.
     active: AtomicU16,
+    /// Whether its account limits the rate of frames to the peer.
+    has_rate_out: AtomicBool,
     /// Queue of each flow.
     steering: Steering,
     /// Capture of its frames, both directions.
@@ -85,6 +89,7 @@ impl Port {
             name,
             egress,
             active,
+            has_rate_out: AtomicBool::new(false),
             steering,
             mirror: Mirror::default(),
             account: Arc::default(),
@@ -630,6 +635,9 @@ impl Forwarder {
         if burst.permits_granted() {
             let as_it_is = queue.accepts_granted() && !port.mirror.is_on();
             fetch(burst, group, &queue.offloads(), as_it_is);
+        }
+        if port.has_rate_out() {
+            police(port, egress, group, burst, now);
         }
         if group.floods.count_ones() < group.picks.len() as u32 {
             from.backpressure.record_destination((group.port, group.queue), now);

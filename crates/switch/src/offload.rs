@@ -164,6 +164,18 @@ pub fn segments(hdr: &VnetHdr, len: u32, header_len: usize) -> usize {
     if hdr.gso_size == 0 { 1 } else { payload.div_ceil(usize::from(hdr.gso_size)).max(1) }
 }
 
+/// Number of frames that a frame of `len` bytes is on a wire, and their bytes without the checksum:
+/// a GSO frame has its headers in each segment. `head`: private copy of its first bytes.
+pub fn on_wire(head: &[u8], len: u32, hdr: &VnetHdr) -> (u64, u64) {
+    if hdr.gso_type == GSO_NONE {
+        return (1, u64::from(len));
+    }
+    // Ethernet, IPv4 and TCP, where they cannot be parsed: such a frame is dropped.
+    let headers = Headers::of(head, hdr).map_or(54, |headers| headers.len);
+    let frames = segments(hdr, len, headers).min(SEGMENTS_MAX) as u64;
+    (frames, u64::from(len) + (frames - 1) * headers as u64)
+}
+
 /// Converts a frame for a destination with offloads `to`, passing the results to `emit`, in order,
 /// until that returns false. Returns the number emitted and accepted.
 ///

@@ -506,7 +506,8 @@ impl<Q> Scheduler<Q> {
             queue.woke = (queue.state == State::Cold).then_some(now);
             queue.poller.wake(now);
         }
-        if queue.state != State::Warm || !queue.waits_slow(self.slow_from, now) {
+        let waits = queue.waits_slow(self.slow_from, now) || queue.waits_rate(now);
+        if queue.state != State::Warm || !waits {
             self.poll_at(at);
         }
         true

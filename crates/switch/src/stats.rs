@@ -103,6 +103,8 @@ counters! {
         holds,
         /// Bursts not taken because the only destination was full.
         pauses,
+        /// Times the queue was left until its port's `rate-in=` permits more.
+        rate_waits,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.
         drops_runt,
         /// Longer than any legal frame.
@@ -208,5 +210,7 @@ counters! {
         drops_aged,
         /// Frames held when the queue's peer disconnected.
         drops_held_down,
+        /// Frames beyond the port's `rate-out=`.
+        drops_rate,
     }
 }

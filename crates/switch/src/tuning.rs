@@ -1,6 +1,6 @@
 //! Run-time settings of an ingress queue, and its state.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::poll::{Policy, State};
 
@@ -36,6 +36,7 @@ pub struct Tuning {
     drain: AtomicU8,
     state: AtomicU8,
     worker: AtomicU8,
+    has_rate: AtomicBool,
     /// The address to announce, in the lower 48 bits; [`NOTHING`]: none.
     announcement: AtomicU64,
 }
@@ -52,6 +53,7 @@ impl Tuning {
             drain: AtomicU8::new(Drain::Off as u8),
             state: AtomicU8::new(State::Cold as u8),
             worker: AtomicU8::new(0),
+            has_rate: AtomicBool::new(false),
             announcement: AtomicU64::new(NOTHING),
         }
     }
@@ -113,6 +115,17 @@ impl Tuning {
     fn swap_drain(&self, from: Drain, to: Drain) -> Result<u8, u8> {
         let (from, to) = (from as u8, to as u8);
         self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+    }
+
+    /// Whether the port's account limits the rate of frames from the peer.
+    #[inline]
+    pub fn has_rate(&self) -> bool {
+        self.has_rate.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`has_rate`](Self::has_rate). Notify the queue's worker: it may wait for the rate.
+    pub fn set_has_rate(&self, on: bool) {
+        self.has_rate.store(on, Ordering::Relaxed);
     }
 
     /// Requests that the queue's worker announce an address for its peer, in the queue's own turn.

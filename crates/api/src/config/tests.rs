@@ -51,6 +51,12 @@ fn text_of(value: Type) -> BoxedStrategy<String> {
         }
         Type::Vlan => select(vec!["none", "1", "4094"]).prop_map(Into::into).boxed(),
         Type::Vlans => select(vec!["none", "7", "5+10-20"]).prop_map(Into::into).boxed(),
+        Type::Rate => {
+            select(vec!["none", "1Gbit", "2frames", "64kbit+1kframes"]).prop_map(Into::into).boxed()
+        }
+        Type::Burst => {
+            select(vec!["none", "64K", "2frames", "1M+1kframes"]).prop_map(Into::into).boxed()
+        }
         Type::Names(names) => {
             subsequence(names, 1..=names.len()).prop_map(|names| names.join("+")).boxed()
         }

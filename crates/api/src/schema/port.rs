@@ -179,14 +179,54 @@ const fn tenant(
 }
 
 /// Names of the rules of ports whose peers are tenants.
-pub const TENANT: [&str; 8] =
-    ["mac", "ip", "dhcp-server", "ra", "vlan", "trunk", "native", "isolated"];
+pub const TENANT: [&str; 12] = [
+    "mac",
+    "ip",
+    "dhcp-server",
+    "ra",
+    "vlan",
+    "trunk",
+    "native",
+    "isolated",
+    "rate-in",
+    "burst-in",
+    "rate-out",
+    "burst-out",
+];
 
-/// Checks that the VLAN options of a port agree; `value` returns an option's value.
+/// Checks that the rules of a port agree; `value` returns an option's value.
 ///
 /// # Errors
 /// They do not; the error says what to write.
-pub fn check_vlans(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
+pub fn check_rules(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
+    check_vlans(&value)?;
+    check_burst(&value, "rate-in", "burst-in")?;
+    check_burst(&value, "rate-out", "burst-out")
+}
+
+/// A burst needs a rate of its kind.
+fn check_burst(
+    value: impl Fn(&str) -> Option<Value>,
+    rate: &str,
+    burst: &str,
+) -> Result<(), String> {
+    let amounts = |name| value(name).and_then(|value| value.amounts()).unwrap_or_default();
+    let (rates, bursts) = (amounts(rate), amounts(burst));
+    for (what, example, has_rate, has_burst) in [
+        ("bytes", "100Mbit", rates.data.is_some(), bursts.data.is_some()),
+        ("frames", "20kframes", rates.frames.is_some(), bursts.frames.is_some()),
+    ] {
+        if has_burst && !has_rate {
+            return Err(format!(
+                "{burst}= in {what} needs a rate: add one like {rate}={example}; {burst}=none \
+                 removes it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_vlans(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
     let vlan = |name| value(name).and_then(|value| value.vlan());
     let is_trunk = value("trunk").is_some_and(|value| !value.vlans().is_empty());
     if let Some(access) = vlan("vlan")
@@ -350,6 +390,16 @@ pub const TABLE: &[Entry] = &[
     tenant("native", Type::Vlan, "none", "VLAN of untagged frames of a trunk")
         .more("; without it they are dropped"),
     tenant("isolated", OFF_ON, "off", "whether it reaches only ports that are not isolated"),
+    tenant("rate-in", Type::Rate, "none", "most bits and frames per second from its peer").more(
+        ", like 100Mbit, 20kframes or both, 100Mbit+20kframes ([rates](#rates)). They wait in the \
+         peer's ring",
+    ),
+    tenant("burst-in", Type::Burst, "none", "bytes and frames from its peer at once, like 64K")
+        .more(" or 64K+100frames; `none`: 40 ms of the rate, at least two full frames"),
+    tenant("rate-out", Type::Rate, "none", "most bits and frames per second to its peer")
+        .more("; further frames are dropped"),
+    tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
+        .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
     limit(
         "limit-mapped-bytes",
         BYTES,

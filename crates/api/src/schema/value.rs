@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::rate::{self, Amounts};
 use super::{list, policy};
 use crate::Address;
 use crate::near::did_you_mean;
@@ -39,6 +40,10 @@ pub enum Type {
     Vlan,
     /// VLANs and ranges of them, separated by `+`, or `none`.
     Vlans,
+    /// Bits and frames per second, separated by `+`, or `none`.
+    Rate,
+    /// Bytes and frames at once, separated by `+`, or `none`.
+    Burst,
     /// Names from a list, separated by `+`.
     Names(&'static [&'static str]),
     /// Numbers of CPUs, separated by `,`; in the file a list.
@@ -118,6 +123,10 @@ pub enum Value {
     Vlan(Option<u16>),
     /// VLANs, in order.
     Vlans(Vec<u16>),
+    /// Limits of bits and frames per second.
+    Rate(Amounts),
+    /// Limits of bytes and frames at once.
+    Burst(Amounts),
     /// Names, spelt as in the list.
     Names(Vec<&'static str>),
     /// Numbers of CPUs.
@@ -152,6 +161,8 @@ impl Type {
             Self::Ips => "ADDR+...",
             Self::Vlan => "N",
             Self::Vlans => "N+M-K",
+            Self::Rate => "RATE",
+            Self::Burst => "N",
             Self::Names(_) => "FEATURE+...",
             Self::Cpus => "LIST",
             Self::Seconds => "SECS",
@@ -206,6 +217,8 @@ impl Type {
             Self::Ips => list::ips(text).map(Value::Ips).map_err(bad),
             Self::Vlan => list::vlan(text).map(Value::Vlan).map_err(bad),
             Self::Vlans => list::vlans(text).map(Value::Vlans).map_err(bad),
+            Self::Rate => rate::rate(text).map(Value::Rate).map_err(bad),
+            Self::Burst => rate::burst(text).map(Value::Burst).map_err(bad),
             Self::Names(known) => names(text, known).map(Value::Names).map_err(|word| {
                 let hint = hint(&word, known);
                 format!("{key}: unknown feature '{word}'{hint}; known: {}", known.join(" "))
@@ -260,6 +273,11 @@ impl Value {
         if let Self::Vlans(vids) = self { vids } else { &[] }
     }
 
+    /// A rate or a burst.
+    pub fn amounts(&self) -> Option<Amounts> {
+        if let Self::Rate(amounts) | Self::Burst(amounts) = self { Some(*amounts) } else { None }
+    }
+
     /// Text, or the text of a policy.
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -283,6 +301,8 @@ impl fmt::Display for Value {
             Self::Ips(ips) => f.write_str(&list::ips_text(ips)),
             Self::Vlan(vlan) => f.write_str(&list::vlans_text(vlan.as_slice())),
             Self::Vlans(vids) => f.write_str(&list::vlans_text(vids)),
+            Self::Rate(amounts) => f.write_str(&rate::rate_text(*amounts)),
+            Self::Burst(amounts) => f.write_str(&rate::burst_text(*amounts)),
             Self::Names(names) => {
                 f.write_str(&joined(names.iter().map(ToString::to_string).collect(), "+"))
             }
@@ -370,7 +390,8 @@ fn mode(text: &str) -> Option<u64> {
     (mode <= 0o777 && mode & OWNER == OWNER).then_some(mode)
 }
 
-fn bytes(text: &str) -> Option<u64> {
+/// Parses a number of bytes.
+pub(super) fn bytes(text: &str) -> Option<u64> {
     let unit = |(unit, shift): (char, u32)| {
         let digits = text.strip_suffix([unit, unit.to_ascii_lowercase()])?;
         Some((digits, shift))

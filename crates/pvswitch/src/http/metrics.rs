@@ -37,6 +37,7 @@ const INGRESS: Way = Way {
         ("calls", "Notifications to the guest of returned buffers."),
         ("holds", "Frames held because their destination was full."),
         ("pauses", "Bursts not taken because the only destination was full."),
+        ("rate_waits", "Times the queue was left until its rate-in permits more."),
     ],
     gauges: &[
         ("worker", "Number of the worker that serves the queue."),

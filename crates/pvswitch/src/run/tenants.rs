@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use switch::account::RateLimits;
 use switch::fdb::PortId;
 use switch::tenant::{Rules, Tenants, Vlan};
 
 use super::{Attach, PortState, RunError, System};
+use crate::pool::token;
 use crate::spec::Kind;
 use crate::tenant::Tenant;
 
@@ -20,6 +22,16 @@ impl System {
         self.rules.resize(self.rules.len().max(at + 1), None);
         self.rules[at] = rules.map(Arc::new);
         self.pool.set_tenants(&Tenants::new(self.rules.clone()));
+    }
+
+    /// Sets the rates of a port; its queues are polled, for they may wait for the old ones.
+    pub(super) fn set_rates(&self, state: &PortState, tenant: &Tenant) {
+        let (from_peer, to_peer) = tenant.rates();
+        state.port.set_rates(from_peer, to_peer);
+        for (i, queue) in state.ingress.iter().enumerate() {
+            queue.tuning.set_has_rate(from_peer != RateLimits::default());
+            self.pool.poll(token(state.port.id, i as u16, false));
+        }
     }
 
     /// The rules of a port as they would be after `changes`.
@@ -45,12 +57,17 @@ impl System {
         if let Attach::VhostUser(vhost) = &mut state.attach {
             vhost.conf.mac = tenant.mac();
         }
+        let rates = state.spec.tuning.tenant.rates();
+        let has_other_rates = rates != tenant.rates();
         state.spec.tuning.tenant = tenant;
         let of =
             |rules: Option<&Rules>| rules.map_or(Vlan::Transparent, |rules| rules.vlan.clone());
         let old = of(self.rules.get(usize::from(id.0)).and_then(Option::as_deref));
         let moved = old != of(rules.as_ref());
         self.set_rules(id, rules.clone());
+        if let Some(state) = self.ports.get(name).filter(|_| has_other_rates) {
+            self.set_rates(state, &state.spec.tuning.tenant);
+        }
         let keeps = |mac, vlan| !moved && rules.as_ref().is_none_or(|r| r.may_own(mac, vlan));
         self.fdb.retain_learned(id, keeps);
     }

@@ -10,8 +10,9 @@ use crate::time::Instant;
 
 impl Forwarder {
     /// Reads, before a burst of `ingress`, directly into the buffers of its partner port, if
-    /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, rules or a
-    /// capture of either port, held frames) nothing is read here and the burst handles all frames.
+    /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, rules,
+    /// rates or a capture of either port, held frames) nothing is read here and the burst handles
+    /// all frames.
     #[inline]
     pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) -> Findings {
         if self.mode != Mode::Cross || !ingress.supports_direct() {
@@ -28,7 +29,7 @@ impl Forwarder {
         let Some((own, partner)) = port(from.port).zip(port(to)) else { return };
         // Rules are applied to private heads, which such frames do not have.
         let ruled = |id| self.tenants.as_ref().is_some_and(|tenants| tenants.of(id).is_some());
-        if ruled(from.port) || ruled(to) {
+        if ruled(from.port) || ruled(to) || from.tuning.has_rate() || partner.has_rate_out() {
             return;
         }
         let active = partner.active();

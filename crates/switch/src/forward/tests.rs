@@ -744,4 +744,5 @@ proptest! {
 
 mod bounds;
 mod granted;
+mod rates;
 mod tenants;

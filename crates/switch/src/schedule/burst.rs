@@ -17,6 +17,10 @@ pub struct BurstResult {
     pub paused: bool,
     /// Nothing was taken: the queue is being drained.
     pub drained: bool,
+    /// The port's rate permits no more frames before this time.
+    pub rate_due: Option<Instant>,
+    /// The port's rate kept the burst short: there may be more frames.
+    pub rate_cut: bool,
     /// An address was announced for the queue's peer.
     pub announced: bool,
     /// The queue's peer broke its protocol: nothing was taken, and the port is to be stopped. The
@@ -44,14 +48,24 @@ pub fn burst(
     let began = usage.map(|usage| (usage, usage()));
     let mut own = Usage::default();
     let drained = source.tuning.drain() != Drain::Off;
-    let (max, findings) = match drained {
+    let (mut max, findings) = match drained {
         true => (0, Findings::default()),
         false => forwarder.budget(source, max, now),
     };
+    let has_rate = source.tuning.has_rate() && max > 0;
     let mut took =
         BurstResult { drained, paused: !drained && max == 0, findings, ..BurstResult::default() };
     if !drained && source.tuning.announcement().is_some() {
         took.announced = announce(forwarder, source, &mut took.findings, now);
+    }
+    if has_rate {
+        match forwarder.rate_budget(source, max, now) {
+            Ok(permitted) => {
+                took.rate_cut = permitted < max;
+                max = permitted;
+            }
+            Err(due) => return BurstResult { rate_due: Some(due), ..took },
+        }
     }
     let got = if max == 0 {
         Ok(0)
@@ -64,6 +78,9 @@ pub fn burst(
                 }
                 _ => forwarder.forward(source, burst, now),
             };
+            if has_rate {
+                forwarder.charge_rate(source, burst, now);
+            }
             took.findings.merge(found);
         })
     };
@@ -79,6 +96,10 @@ pub fn burst(
     }
     if took.frames == 0 {
         source.stats.polls_empty.add(1);
+    }
+    if has_rate && took.frames > 0 {
+        took.rate_cut &= took.frames >= max;
+        took.rate_due = forwarder.rate_due(source, now);
     }
     if drained {
         source.tuning.complete_drain();

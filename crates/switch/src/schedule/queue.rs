@@ -41,6 +41,8 @@ pub struct Queue<Q> {
     pub(super) nap: (Instant, Instant),
     /// Not served until the destination that it waits for has room.
     pub(super) paused: bool,
+    /// Warm until its port's rate permits more frames.
+    pub(super) waits_rate: bool,
     /// Drained: its kicks are not waited for.
     pub(super) muted: bool,
     pub(super) share: Share,
@@ -71,6 +73,7 @@ impl<Q> Queue<Q> {
             listed: false,
             nap: (now, now),
             paused: false,
+            waits_rate: false,
             muted: false,
             share: Share::default(),
             pace: Pace::default(),
@@ -111,6 +114,12 @@ impl<Q> Queue<Q> {
     #[inline]
     pub(super) fn waits_slow(&self, slow_from: Instant, now: Instant) -> bool {
         self.pace.is_slow(now) && now < slow_from
+    }
+
+    /// Whether it is left alone until its port's rate permits more frames, whatever its peer does.
+    #[inline]
+    pub(super) fn waits_rate(&self, now: Instant) -> bool {
+        self.waits_rate && now < self.nap.1
     }
 
     /// Whether its bursts are to be measured in CPU time: see [`burst`](super::burst).
@@ -164,8 +173,8 @@ impl<Q> Hash for Queue<Q> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { served, poller, policy, state: now, listed, nap, paused, muted, .. } = self;
         (served.token, poller, policy, now, listed, nap, paused, muted).hash(state);
-        let Self { share, pace, gather, kicked, woke, busy, backlog, .. } = self;
-        (share, pace, gather, kicked, woke, busy, backlog).hash(state);
+        let Self { share, pace, gather, kicked, woke, busy, backlog, waits_rate, .. } = self;
+        (share, pace, gather, kicked, woke, busy, backlog, waits_rate).hash(state);
     }
 }
 

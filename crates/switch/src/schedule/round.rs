@@ -81,7 +81,8 @@ impl<Q> Scheduler<Q> {
             let at = self.warm[i];
             let queue = &self.queues[at];
             let (since, until) = queue.nap;
-            let early = slept && matches!(queue.policy, Policy::Adaptive { .. });
+            let early =
+                slept && !queue.waits_rate && matches!(queue.policy, Policy::Adaptive { .. });
             let due = if early { since + (until - since) / 2 } else { until };
             if now >= due {
                 self.warm.swap_remove(i);
@@ -187,9 +188,15 @@ impl<Q> Scheduler<Q> {
             return Then::Over;
         }
         turn.frames = took.frames;
-        // A burst that only its pace kept short was a full one: there may be more.
-        let found =
-            if took.frames >= turn.max { took.frames.max(turn.budget) } else { took.frames };
+        queue.waits_rate = took.rate_due.is_some();
+        if let Some(due) = took.rate_due {
+            // The policy has no say, and learns nothing: its peer may have more frames.
+            turn.action = Action::Until(due);
+            return Then::Over;
+        }
+        // A burst that only its pace or rate kept short was a full one: there may be more.
+        let is_full = took.frames >= turn.max || took.rate_cut;
+        let found = if is_full { took.frames.max(turn.budget) } else { took.frames };
         turn.action = queue.poller.next(found, turn.began);
         // What a paused queue waits for notifies, and there may well be more to take.
         if turn.action == Action::Arm && !took.paused {

@@ -2,6 +2,7 @@
 
 mod charges;
 mod lists;
+mod rate;
 mod short_way;
 mod sleep;
 mod slow;

@@ -1,0 +1,99 @@
+//! Rates of frames to a port, and what frames with offloads count.
+
+use super::*;
+use crate::account::{Limit, RateLimits};
+use crate::offload::on_wire;
+
+fn frames(per_second: u64, burst: u64) -> RateLimits {
+    RateLimits { bits: None, frames: Some(Limit { per_second, burst }) }
+}
+
+fn bits(per_second: u64, burst: u64) -> RateLimits {
+    RateLimits { bits: Some(Limit { per_second, burst }), frames: None }
+}
+
+fn set(rig: &Rig, port: usize, to_peer: RateLimits) {
+    rig.table[port].as_ref().unwrap().set_rates(RateLimits::default(), to_peer);
+}
+
+fn numbered(to: [u8; 6], range: std::ops::Range<u32>) -> Vec<Vec<u8>> {
+    range.map(|n| frame(to, mac(1), n)).collect()
+}
+
+#[test]
+fn frames_beyond_the_rate_of_their_receiver_are_dropped_there_and_in_order() {
+    for mode in [Mode::Switch, Mode::Cross] {
+        let mut rig = Rig::new(mode, 3, 1);
+        rig.send(1, &[frame(BROADCAST, mac(2), 0)]);
+        rig.got(0);
+        rig.got(2);
+        set(&rig, 1, frames(10, 4));
+        rig.send(0, &numbered(mac(2), 0..6));
+        assert_eq!(serials(&rig.got(1)), [0, 1, 2, 3], "{mode:?}");
+        assert_eq!(rig.egress(1).stats.drops_rate.get(), 2);
+        rig.now += Ns::from_ms(200);
+        rig.send(0, &numbered(mac(2), 6..10));
+        assert_eq!(serials(&rig.got(1)), [6, 7]);
+        assert_eq!(rig.held(1), 0, "dropped, not held");
+        set(&rig, 1, RateLimits::default());
+        rig.send(0, &numbered(mac(2), 10..13));
+        assert_eq!(serials(&rig.got(1)), [10, 11, 12]);
+        assert_eq!(rig.egress(1).stats.drops_rate.get(), 4);
+    }
+}
+
+#[test]
+fn flood_reaches_other_ports_at_their_own_rates() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    set(&rig, 1, frames(10, 1));
+    rig.send(0, &numbered(BROADCAST, 0..3));
+    assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![0], vec![0, 1, 2]));
+}
+
+#[test]
+fn queues_of_a_port_share_its_rate() {
+    let mut rig = Rig::new(Mode::Switch, 2, 4);
+    set(&rig, 1, frames(10, 8));
+    rig.send(0, &(0..64).map(|n| tagged(BROADCAST, mac(1), None, n, 0)).collect::<Vec<_>>());
+    let got: usize = (0..4).map(|queue| rig.queue(1, queue).got.len()).sum();
+    assert_eq!(got, 8);
+}
+
+#[test]
+fn frame_with_gso_counts_all_its_bytes_with_the_headers_of_each_segment() {
+    let (bytes, hdr) = tso(mac(2), mac(1), 14_480, 1448);
+    let len = bytes.len() as u32;
+    assert_eq!(on_wire(&bytes[..128], len, &hdr), (10, 14_480 + 540));
+    assert_eq!(on_wire(&bytes[..128], len, &VnetHdr::NONE), (1, 14_534));
+    // Headers that cannot be parsed.
+    assert_eq!(on_wire(&[], len, &hdr), (10, 14_480 + 540));
+    let mut rig = Rig::new(Mode::Cross, 2, 1);
+    // Room for one segment less; the debt is for all.
+    set(&rig, 1, bits(15_020 * 8, 8));
+    rig.send_all(0, vec![(bytes.clone(), hdr), (bytes.clone(), hdr)]);
+    rig.now += Ns::from_ms(999);
+    rig.send_all(0, vec![(bytes.clone(), hdr)]);
+    assert_eq!((rig.got(1).len(), rig.egress(1).stats.drops_rate.get()), (1, 2));
+    rig.now += Ns::from_ms(1);
+    rig.send_all(0, vec![(bytes, hdr)]);
+    assert_eq!(rig.got(1).len(), 1);
+}
+
+#[test]
+fn frames_that_are_left_are_charged_when_they_are_taken() {
+    let rig = Rig::new(Mode::Switch, 2, 1);
+    rig.table[0].as_ref().unwrap().set_rates(frames(10, 8), RateLimits::default());
+    let all = numbered(mac(2), 0..6);
+    let mut burst = Burst::default();
+    for (i, bytes) in all.iter().enumerate() {
+        burst.segs.push(Seg::of(bytes));
+        burst.push_at(i, 1, bytes.len() as u32, VnetHdr::NONE);
+    }
+    burst.leave(2);
+    let (source, now) = (rig.sources[0].clone(), rig.now);
+    rig.forwarder.charge_rate(&source, &burst, now);
+    assert_eq!(rig.forwarder.rate_budget(&source, 64, now), Ok(6));
+    rig.table[0].as_ref().unwrap().account.rate_in.charge(6, 360, now);
+    assert!(rig.forwarder.rate_budget(&source, 64, now).is_err());
+    assert_eq!(rig.stats(0).rate_waits.get(), 1);
+}
