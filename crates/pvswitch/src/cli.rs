@@ -11,6 +11,7 @@ use guest::{ConnectOptions, Setting};
 use switch::poll::Policy;
 
 use self::settings::Settings;
+use crate::manual::ManualArgs;
 use crate::spec::PortSpec;
 
 /// Network back-end and virtual switch for virtual machines.
@@ -63,6 +64,9 @@ pub enum Command {
     /// Run performance studies of polling, workers, notifications and copies, with reports
     #[command(disable_help_flag = true, after_help = LAB_HELP)]
     Lab(LabArgs),
+    /// Write man pages and completions, for packages
+    #[command(hide = true)]
+    Manual(ManualArgs),
 }
 
 const RUN_EXAMPLES: &str = "\

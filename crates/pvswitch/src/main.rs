@@ -13,6 +13,7 @@ mod hints;
 mod http;
 mod lab;
 mod limit;
+mod manual;
 mod nic;
 mod pool;
 mod ports;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Gen(args) => generate::command(&args),
         Command::Demo(args) => demo::command(args),
         Command::Lab(args) => lab::command(args),
+        Command::Manual(args) => manual::command(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod error;
+mod manager;
 mod reload;
 mod requests;
 mod rights;
@@ -37,6 +38,7 @@ use vhost_user::device::KickFd;
 use vhost_user::foreign;
 
 pub use self::error::RunError;
+use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
 use self::requests::Client;
 use self::rights::Rights;
@@ -228,6 +230,7 @@ struct System {
     suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
+    manager: Manager,
     stop: bool,
 }
 
@@ -260,6 +263,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
         plural(system.pool.workers().len() as u64, "worker"),
         system.options.policy
     );
+    system.report_ready();
     while !system.stop {
         system.round()?;
     }
@@ -310,6 +314,7 @@ impl System {
             budgets: setup::budgets(),
             suspended: Vec::new(),
             hangups,
+            manager: Manager::from_environment(),
             stop: false,
         };
         system.watch(wake.as_fd(), Event::Reports)?;
@@ -591,6 +596,7 @@ impl System {
             .chain(resumes)
             .chain(self.clients.values().filter_map(Client::ends))
             .chain(self.xen_due())
+            .chain(self.manager.due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
@@ -606,6 +612,7 @@ impl System {
         self.resume_due();
         self.drop_slow_clients();
         self.xen_tick();
+        self.tick_manager();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
     }
@@ -745,6 +752,7 @@ impl System {
 
     fn shutdown(mut self) {
         tracing::info!("stopping");
+        self.manager.stopping();
         let names: Vec<_> = self.ports.keys().cloned().collect();
         // Frames taken from guests are delivered; no more are taken.
         let end = Instant::now() + DRAIN_MAX;

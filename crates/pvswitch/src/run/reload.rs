@@ -66,6 +66,13 @@ struct Undo {
 impl System {
     /// Reloads on SIGHUP.
     pub(super) fn reload_on_signal(&mut self) {
+        // Also if nothing is reloaded: with Type=notify-reload systemd waits for both messages.
+        self.manager.reloading();
+        self.reload_and_log();
+        self.report_ready();
+    }
+
+    fn reload_and_log(&mut self) {
         if self.options.origin.file.is_none() {
             tracing::info!("SIGHUP ignored: there is no configuration file (run --config FILE)");
             return;
