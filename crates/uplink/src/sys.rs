@@ -405,7 +405,7 @@ pub(crate) fn tun_set_offload(fd: impl AsFd, bits: libc::c_uint) -> io::Result<(
 
 /// Whether interface `name` exists in the network namespace of `socket`.
 pub(crate) fn if_exists(socket: impl AsFd, name: &str) -> io::Result<bool> {
-    match ioctl_ifreq(socket, libc::SIOCGIFINDEX, request_for(name)) {
+    match ioctl_ifreq(socket, libc::SIOCGIFINDEX as libc::Ioctl, request_for(name)) {
         Ok(_) => Ok(true),
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
         Err(e) => Err(e),
@@ -414,7 +414,7 @@ pub(crate) fn if_exists(socket: impl AsFd, name: &str) -> io::Result<bool> {
 
 /// Sets the interface up.
 pub(crate) fn if_set_up(socket: impl AsFd, name: &str) -> io::Result<()> {
-    let mut ifr = ioctl_ifreq(&socket, libc::SIOCGIFFLAGS, request_for(name))?;
+    let mut ifr = ioctl_ifreq(&socket, libc::SIOCGIFFLAGS as libc::Ioctl, request_for(name))?;
     // SAFETY: SIOCGIFFLAGS filled in the flags.
     let flags = unsafe { ifr.ifr_ifru.ifru_flags };
     let up = libc::IFF_UP as libc::c_short;
@@ -423,12 +423,12 @@ pub(crate) fn if_set_up(socket: impl AsFd, name: &str) -> io::Result<()> {
         return Ok(());
     }
     ifr.ifr_ifru.ifru_flags = flags | up;
-    ioctl_ifreq(&socket, libc::SIOCSIFFLAGS, ifr).map(drop)
+    ioctl_ifreq(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, ifr).map(drop)
 }
 
 /// The interface's MTU.
 pub(crate) fn if_mtu(socket: impl AsFd, name: &str) -> io::Result<u32> {
-    let ifr = ioctl_ifreq(socket, libc::SIOCGIFMTU, request_for(name))?;
+    let ifr = ioctl_ifreq(socket, libc::SIOCGIFMTU as libc::Ioctl, request_for(name))?;
     // SAFETY: SIOCGIFMTU filled in the MTU.
     let mtu = unsafe { ifr.ifr_ifru.ifru_mtu };
     Ok(u32::try_from(mtu).unwrap_or(0))
@@ -438,12 +438,12 @@ pub(crate) fn if_mtu(socket: impl AsFd, name: &str) -> io::Result<u32> {
 pub(crate) fn if_set_mtu(socket: impl AsFd, name: &str, mtu: u32) -> io::Result<()> {
     let mut ifr = request_for(name);
     ifr.ifr_ifru.ifru_mtu = libc::c_int::try_from(mtu).unwrap_or(libc::c_int::MAX);
-    ioctl_ifreq(socket, libc::SIOCSIFMTU, ifr).map(drop)
+    ioctl_ifreq(socket, libc::SIOCSIFMTU as libc::Ioctl, ifr).map(drop)
 }
 
 /// The interface's MAC address.
 pub(crate) fn if_mac(socket: impl AsFd, name: &str) -> io::Result<[u8; 6]> {
-    let ifr = ioctl_ifreq(socket, libc::SIOCGIFHWADDR, request_for(name))?;
+    let ifr = ioctl_ifreq(socket, libc::SIOCGIFHWADDR as libc::Ioctl, request_for(name))?;
     // SAFETY: SIOCGIFHWADDR filled in the address.
     let addr = unsafe { ifr.ifr_ifru.ifru_hwaddr };
     Ok(std::array::from_fn(|i| addr.sa_data[i].to_ne_bytes()[0]))
@@ -458,7 +458,7 @@ pub(crate) fn if_set_mac(socket: impl AsFd, name: &str, mac: [u8; 6]) -> io::Res
     }
     let sa_family = libc::ARPHRD_ETHER;
     ifr.ifr_ifru.ifru_hwaddr = libc::sockaddr { sa_family, sa_data: data };
-    ioctl_ifreq(socket, libc::SIOCSIFHWADDR, ifr).map(drop)
+    ioctl_ifreq(socket, libc::SIOCSIFHWADDR as libc::Ioctl, ifr).map(drop)
 }
 
 #[cfg(test)]
