@@ -1,12 +1,14 @@
 //! Project tasks: `cargo xtask bench`, `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`,
-//! `cargo xtask settings` and `cargo xtask tidy`.
+//! `cargo xtask settings`, `cargo xtask book` and `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod ci;
 mod cycles;
 mod lab;
 mod licence;
+mod links;
 mod test;
 mod text;
 mod tidy;
@@ -20,6 +22,7 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md and docs/config.schema.json
+       cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
 fn main() -> ExitCode {
@@ -57,6 +60,16 @@ fn main() -> ExitCode {
             println!("tidy: {} violations", violations.len());
             violations.is_empty()
         }
+        Some((task, [])) if task == "book" => match book::make(&root()) {
+            Ok(at) => {
+                println!("{}", at.display());
+                true
+            }
+            Err(why) => {
+                eprintln!("cargo xtask book: {why}");
+                false
+            }
+        },
         Some((task, [])) if task == "settings" => match settings(&root()) {
             Ok(()) => true,
             Err(why) => {

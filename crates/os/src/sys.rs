@@ -1,11 +1,11 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
 //! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer; page
-//! faults of a thread.
+//! faults of a thread; descriptors inherited by number.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::event::signal;
 use crate::fd::set_nonblocking;
@@ -19,6 +19,21 @@ pub fn thread_page_faults() -> u64 {
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
     faults.unsigned_abs()
+}
+
+/// Duplicates a descriptor that the process inherited under a number; children do not inherit the
+/// duplicate. The number itself stays open.
+///
+/// # Errors
+/// No descriptor has this number.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl takes any number, and fails for one that is no descriptor.
+    let fd = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A thread's queue of asynchronous reads; see [`signal_event`].
@@ -190,6 +205,17 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn inherited_descriptor_is_another_for_the_same_file() {
+        let (read, write) = crate::pipe().unwrap();
+        let again = inherited(write.as_raw_fd()).unwrap();
+        assert_ne!(again.as_raw_fd(), write.as_raw_fd());
+        rustix::io::write(&again, b"x").unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0_u8; 2]).unwrap(), 1);
+        let error = inherited(1 << 20).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
 
     #[test]
     fn full_blocking_eventfd_does_not_block_its_signaller() {

@@ -59,6 +59,9 @@ pub enum Command {
     /// Generate, sink or echo traffic as a guest
     #[command(after_help = format!("{GEN_EXAMPLES}\n{}", help::driver()))]
     Gen(GenArgs),
+    /// Attach a guest to a running switch, as the back-end program of its device
+    #[command(after_help = BACKEND_HELP)]
+    VhostUserNet(BackendArgs),
     /// Show a switch and guests at work, live, in under a minute
     Demo(DemoArgs),
     /// Run performance studies of polling, workers, notifications and copies, with reports
@@ -174,6 +177,36 @@ pub struct CheckArgs {
     /// Print the JSON Schema of the file
     #[arg(long)]
     pub schema: bool,
+}
+
+const BACKEND_HELP: &str = "\
+For management software that starts a program for each device (QEMU: docs/interop/vhost-user.rst).
+Installed or linked as vhost-user-net, the program is this command. It adds a port to the switch,
+passes the guest's messages to it, and ends, removing the port, when the guest disconnects.
+Examples:
+  pvswitch vhost-user-net --socket-path=/run/vm1.sock --port vm1,vlan=42
+  pvswitch vhost-user-net --fd=3
+  pvswitch vhost-user-net --print-capabilities";
+
+/// `vhost-user-net`.
+#[derive(Args)]
+#[command(group(clap::ArgGroup::new("front").args(["fd", "socket_path"]).required(true)))]
+pub struct BackendArgs {
+    /// Descriptor of the connected socket, inherited
+    #[arg(long, value_name = "FDNUM")]
+    pub fd: Option<i32>,
+    /// Socket at which to listen for the guest
+    #[arg(long, value_name = "PATH")]
+    pub socket_path: Option<PathBuf>,
+    /// Print {"type": "net"} and exit; other arguments are ignored
+    #[arg(long)]
+    pub print_capabilities: bool,
+    /// The port: NAME[,key=value]... with options of a vhost-user port [default: vhu-PID]
+    #[arg(long, value_name = "NAME")]
+    pub port: Option<String>,
+    /// Control socket of the switch [default: see ctl --help]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 const TOP_HELP: &str = "\

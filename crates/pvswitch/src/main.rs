@@ -1,5 +1,6 @@
 //! pvswitch: network back-end and virtual switch for virtual machines.
 
+mod backend;
 mod capture;
 mod cli;
 mod clock;
@@ -42,7 +43,11 @@ use switch::forward::Mode;
 
 fn main() -> ExitCode {
     exit_on_closed_stdout();
-    let cli = Cli::parse();
+    let Some(args) = backend::arguments(std::env::args_os()) else {
+        backend::print_capabilities();
+        return ExitCode::SUCCESS;
+    };
+    let cli = Cli::parse_from(args);
     init_log();
     let result = match cli.command {
         Command::Run(args) => run_command(args),
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
         Command::Capture(args) => capture::command(args.control, &args.port, &args.write),
         Command::Nic(args) => nic::command(&args),
         Command::Gen(args) => generate::command(&args),
+        Command::VhostUserNet(args) => backend::command(args),
         Command::Demo(args) => demo::command(args),
         Command::Lab(args) => lab::command(args),
         Command::Manual(args) => manual::command(&args),

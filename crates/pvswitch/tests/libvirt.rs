@@ -174,6 +174,26 @@ fn changed_rules_are_those_of_the_next_start() {
     assert_eq!(world.rules("vm1")["vlan"], Value::Null);
 }
 
+#[test]
+fn bandwidth_limits_both_directions_as_the_guest_sees_them() {
+    let Some(world) = World::new() else { return };
+    let rates = "<bandwidth><inbound average='1000' peak='5000' burst='256'/><outbound \
+                 average='128'/></bandwidth>";
+    let xml = world.domain(UUID, "", &interface(1, rates));
+    let out = world.hook("prepare", &xml);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("peak> has no equivalent"));
+    let rules = world.rules("vm1");
+    assert_eq!(rules["rate-out"], "8Mbit", "{rules}");
+    assert_eq!(rules["burst-out"], "256K");
+    assert_eq!((&rules["rate-in"], &rules["burst-in"]), (&"1024kbit".into(), &Value::Null));
+    for bad in ["average='0'", "average='-1'", "average='1' burst='x'"] {
+        let rates = format!("<bandwidth><inbound {bad}/></bandwidth>");
+        let error = world.refused(&world.domain(UUID, "", &interface(1, &rates)));
+        assert!(error.contains("<bandwidth><inbound") && error.contains("not a number"), "{error}");
+    }
+}
+
 /// libvirt refuses these elements today in a vhostuser interface; a later one may not.
 #[test]
 fn elements_of_the_interface_itself_count_too() {
