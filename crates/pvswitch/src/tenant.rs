@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use api::schema::port::{TENANT, check_rules, common};
 use api::schema::{Amounts, Entry, Value};
 use switch::account::{Limit, RateLimits};
+use switch::forward::StormLimits;
 use switch::tenant::{Rules, Security, Vlan};
 
 /// Options of a port that make its rules; those with the default are left out.
@@ -82,6 +83,21 @@ impl Tenant {
         let from_peer = limits(amounts("rate-in"), amounts("burst-in"), 25, 2);
         (from_peer, limits(amounts("rate-out"), amounts("burst-out"), 10, 44))
     }
+
+    /// Limits of what the peer floods.
+    pub fn storm(&self) -> StormLimits {
+        let amounts = |name| self.0.get(name).and_then(Value::amounts).unwrap_or_default();
+        let (all, burst) = (amounts("storm"), amounts("burst-storm"));
+        let kind = |name| match amounts(name) {
+            own if own == Amounts::default() => limits(all, burst, 1, 1),
+            own => limits(own, Amounts::default(), 1, 1),
+        };
+        StormLimits {
+            broadcast: kind("storm-broadcast"),
+            multicast: kind("storm-multicast"),
+            unknown: kind("storm-unknown"),
+        }
+    }
 }
 
 /// Longest frame without tags and jumbo frames, in bits.
@@ -133,12 +149,17 @@ mod tests {
             ("burst-in", "64K", false),
             ("rate-out", "20kframes", false),
             ("burst-out", "100frames", false),
+            ("storm", "100frames", false),
+            ("storm-broadcast", "10frames", false),
+            ("storm-multicast", "10frames", false),
+            ("storm-unknown", "1Mbit", false),
+            ("burst-storm", "10frames", false),
         ] {
             let tenant = tenant(&[(name, text)]);
             assert_eq!(tenant.rules().is_some(), alone, "{name}");
             assert_eq!(shown(&tenant), format!("{name}={text} "), "as it was given");
         }
-        assert_eq!(TENANT.len(), 12);
+        assert_eq!(TENANT.len(), 17);
         assert!(Tenant::default().rules().is_none());
     }
 
@@ -175,6 +196,30 @@ mod tests {
         assert!(error.starts_with("burst-out= in bytes needs a rate"), "{error}");
         let error = tenant(&[("rate-in", "1M"), ("burst-in", "9K")]);
         assert!(error.changed(&tenant(&[("rate-in", "none")])).is_err(), "the burst stays");
+    }
+
+    #[test]
+    fn storm_limits_each_kind_and_one_may_have_its_own() {
+        let frames = |per_second, burst| RateLimits {
+            bits: None,
+            frames: Some(Limit { per_second, burst }),
+        };
+        let all = tenant(&[
+            ("storm", "100frames"),
+            ("burst-storm", "7frames"),
+            ("storm-broadcast", "20frames"),
+        ]);
+        let (broadcast, others) = (frames(20, 20), frames(100, 7));
+        let want = StormLimits { broadcast, multicast: others, unknown: others };
+        assert_eq!(all.storm(), want);
+        let one = tenant(&[("storm-unknown", "20frames")]).storm();
+        assert_eq!(one, StormLimits { unknown: frames(20, 20), ..StormLimits::default() });
+        let error = one_error(&[("burst-storm", "7frames")]);
+        assert!(error.starts_with("burst-storm= in frames needs a rate"), "{error}");
+    }
+
+    fn one_error(options: &[(&str, &str)]) -> String {
+        Tenant::default().changed(&tenant(options)).unwrap_err()
     }
 
     #[test]

@@ -102,3 +102,28 @@ fn idle_port_with_rates_causes_no_wake_up() {
         std::mem::replace(&mut before, after) == after
     });
 }
+
+#[test]
+fn flooded_frames_beyond_the_storm_limit_are_dropped_by_kind() {
+    let dir = Dir::new();
+    let (switch, _sink) = start(&dir, &[], ",storm=1frames,burst-storm=50frames", "");
+    let seen = || {
+        let got = switch.counter("b", "egress", "frames");
+        (got, switch.counter("a", "ingress", "drops_storm_unknown"))
+    };
+    let before = seen();
+    let unknown = ["--mac", MACS[0], "--peer", "02:00:00:00:00:99"];
+    let flood = [&unknown[..], &["--frames", "500", "--rate", "5k"]].concat();
+    Gen::start(&dir.path("a"), &flood).report();
+    wait_for("all frames", || seen().0 - before.0 + seen().1 >= 500);
+    assert!(seen().0 - before.0 >= 40 && seen().1 >= 300, "{:?}", seen());
+    // A known address is not flooded.
+    let (got, dropped) = seen();
+    send(&dir, "500", &["--rate", "5k"]).report();
+    wait_for("all frames", || seen().0 >= got + 500);
+    assert_eq!(seen().1, dropped);
+    switch.json(&["set", "a", "storm=none", "burst-storm=none"]);
+    Gen::start(&dir.path("a"), &flood).report();
+    wait_for("all frames", || seen().0 >= got + 1000);
+    assert_eq!(seen().1, dropped);
+}

@@ -358,6 +358,8 @@ pub struct Account {
     pub rate_in: Limiter,
     /// Frames to the peer, over all its queues: dropped without tokens.
     pub rate_out: Limiter,
+    /// Frames that the peer floods: broadcast, multicast, unknown addresses.
+    pub storm: [Limiter; 3],
 }
 
 /// Default limits, for a switch of up to 4096 ports.
@@ -421,6 +423,7 @@ impl Account {
             flood_copies: rate(copies, defaults::FLOOD_COPIES),
             rate_in: Limiter::default(),
             rate_out: Limiter::default(),
+            storm: Default::default(),
         }
     }
 

@@ -13,6 +13,7 @@ mod mirror;
 mod queue;
 mod rates;
 mod starved;
+mod storm;
 mod tenants;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
 use self::rates::police;
 pub use self::starved::STARVED_AFTER;
+pub use self::storm::StormLimits;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
@@ -67,6 +69,8 @@ pub struct Port {
     active: AtomicU16,
     /// Whether its account limits the rate of frames to the peer.
     has_rate_out: AtomicBool,
+    /// Whether its account limits what its peer floods.
+    has_storm: AtomicBool,
     /// Queue of each flow.
     steering: Steering,
     /// Capture of its frames, both directions.
@@ -90,6 +94,7 @@ impl Port {
             egress,
             active,
             has_rate_out: AtomicBool::new(false),
+            has_storm: AtomicBool::new(false),
             steering,
             mirror: Mirror::default(),
             account: Arc::default(),
@@ -548,7 +553,7 @@ impl Forwarder {
         let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
         // With rules, the number depends on the frame's VLAN.
         let ports = if rules.is_none() { self.made.ports(ports) } else { ports() };
-        match self.may_flood(from, frame, i == 0, ports, now) {
+        match self.may_flood(from, (frame, flow.head), i == 0, ports, now) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,
             MayFlood::No => return true,

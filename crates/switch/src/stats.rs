@@ -158,6 +158,12 @@ counters! {
         drops_made_limit,
         /// Copies of frames not flooded, because of the port's limit of copies per second.
         drops_flood_limit,
+        /// Broadcast frames beyond the port's storm limit.
+        drops_storm_broadcast,
+        /// Multicast frames beyond the port's storm limit.
+        drops_storm_multicast,
+        /// Frames to unknown addresses beyond the port's storm limit.
+        drops_storm_unknown,
     }
 }
 

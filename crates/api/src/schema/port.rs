@@ -179,7 +179,7 @@ const fn tenant(
 }
 
 /// Names of the rules of ports whose peers are tenants.
-pub const TENANT: [&str; 12] = [
+pub const TENANT: [&str; 17] = [
     "mac",
     "ip",
     "dhcp-server",
@@ -192,6 +192,11 @@ pub const TENANT: [&str; 12] = [
     "burst-in",
     "rate-out",
     "burst-out",
+    "storm",
+    "storm-broadcast",
+    "storm-multicast",
+    "storm-unknown",
+    "burst-storm",
 ];
 
 /// Checks that the rules of a port agree; `value` returns an option's value.
@@ -201,7 +206,8 @@ pub const TENANT: [&str; 12] = [
 pub fn check_rules(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
     check_vlans(&value)?;
     check_burst(&value, "rate-in", "burst-in")?;
-    check_burst(&value, "rate-out", "burst-out")
+    check_burst(&value, "rate-out", "burst-out")?;
+    check_burst(&value, "storm", "burst-storm")
 }
 
 /// A burst needs a rate of its kind.
@@ -400,6 +406,16 @@ pub const TABLE: &[Entry] = &[
         .more("; further frames are dropped"),
     tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
         .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
+    tenant("storm", Type::Rate, "none", "most that its peer floods, per second and kind").more(
+        ", like 100frames: broadcasts, multicast, and frames to unknown addresses each have this \
+         limit ([storms](#storms))",
+    ),
+    tenant("storm-broadcast", Type::Rate, "none", "limit of broadcasts, in place of `storm=`"),
+    tenant("storm-multicast", Type::Rate, "none", "limit of multicast, in place of `storm=`"),
+    tenant("storm-unknown", Type::Rate, "none", "limit of frames to unknown addresses")
+        .more(", in place of `storm=`"),
+    tenant("burst-storm", Type::Burst, "none", "bytes and frames of `storm=` at once")
+        .more("; `none`: one second of each limit"),
     limit(
         "limit-mapped-bytes",
         BYTES,

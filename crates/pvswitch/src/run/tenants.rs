@@ -24,10 +24,12 @@ impl System {
         self.pool.set_tenants(&Tenants::new(self.rules.clone()));
     }
 
-    /// Sets the rates of a port; its queues are polled, for they may wait for the old ones.
+    /// Sets the rates of a port, and its limits of floods; its queues are polled, for they may wait
+    /// for the old ones.
     pub(super) fn set_rates(&self, state: &PortState, tenant: &Tenant) {
         let (from_peer, to_peer) = tenant.rates();
         state.port.set_rates(from_peer, to_peer);
+        state.port.set_storm(tenant.storm());
         for (i, queue) in state.ingress.iter().enumerate() {
             queue.tuning.set_has_rate(from_peer != RateLimits::default());
             self.pool.poll(token(state.port.id, i as u16, false));
@@ -57,8 +59,8 @@ impl System {
         if let Attach::VhostUser(vhost) = &mut state.attach {
             vhost.conf.mac = tenant.mac();
         }
-        let rates = state.spec.tuning.tenant.rates();
-        let has_other_rates = rates != tenant.rates();
+        let rates = |tenant: &Tenant| (tenant.rates(), tenant.storm());
+        let has_other_rates = rates(&state.spec.tuning.tenant) != rates(&tenant);
         state.spec.tuning.tenant = tenant;
         let of =
             |rules: Option<&Rules>| rules.map_or(Vlan::Transparent, |rules| rules.vlan.clone());

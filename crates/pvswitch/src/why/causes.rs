@@ -52,9 +52,10 @@ const FULL: &str =
     "give the receiving guest CPU, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
 const RULES: &str = "the guest uses another address, forwards for others, or spoofs: add it \
      to the rule (`pvswitch ctl set`), or ask its owner";
+const STORM: &str = "look for a loop or a scan in the guest; if it is wanted, raise storm=";
 const SIZES: &str = "use the same MTU everywhere; with long frames the guest needs MRG_RXBUF";
 
-const FROM: [Cause; 25] = [
+const FROM: [Cause; 28] = [
     cause("drops_runt", "are shorter than their headers", BROKEN),
     cause("drops_too_long", "are above 9234 bytes, or 65,550 with GSO", "lower the guest's MTU"),
     cause("drops_too_many_segs", "are in more than 256 pieces", BROKEN),
@@ -132,9 +133,12 @@ const FROM: [Cause; 25] = [
         "are copies of floods beyond the port's limit-flood-copies",
         "add a static address for a receiver that never sends; look for a loop",
     ),
+    cause("drops_storm_broadcast", "are broadcasts beyond storm= of the port", STORM),
+    cause("drops_storm_multicast", "are multicast beyond storm= of the port", STORM),
+    cause("drops_storm_unknown", "are for unknown addresses, beyond storm= of the port", STORM),
 ];
 
-const TO: [Cause; 11] = [
+const TO: [Cause; 12] = [
     cause(
         "lost_no_room",
         "of other ports found this guest's receive ring and hold queue full",
@@ -162,6 +166,11 @@ const TO: [Cause; 11] = [
     cause("drops_no_room", "are copies of floods for which there was no room", FULL),
     cause("drops_aged", "are copies of floods that waited 200 ms for a receive buffer", FULL),
     normal("drops_held_down", "were waiting when the guest disconnected", "none"),
+    cause(
+        "drops_rate",
+        "are beyond rate-out= of the port",
+        "raise it or its burst-out=, or use rate-in= of the senders, which loses nothing",
+    ),
 ];
 
 /// The cause of this name; `None`: this program does not know it.

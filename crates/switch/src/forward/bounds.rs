@@ -96,13 +96,16 @@ impl Forwarder {
     pub(super) fn may_flood(
         &mut self,
         from: &Source,
-        frame: &Frame,
+        (frame, head): (&Frame, &[u8]),
         first: bool,
         ports: usize,
         now: Instant,
     ) -> MayFlood {
         if !self.made.floods(frame, ports, first) {
             return MayFlood::Later;
+        }
+        if !self.admit_flood(from, head, frame, now) {
+            return MayFlood::No;
         }
         let copies = (segments(frame) * ports).min(MADE_MAX.max(ports));
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);

@@ -745,4 +745,5 @@ proptest! {
 mod bounds;
 mod granted;
 mod rates;
+mod storm;
 mod tenants;
