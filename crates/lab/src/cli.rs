@@ -23,7 +23,9 @@ Examples:
       Prints the cells, and how long they would take
   pvswitch lab run fairness --full --out results
       With the matrix of the original study; if interrupted, the same command resumes it
-  pvswitch lab report results";
+  pvswitch lab report results
+  pvswitch lab report before after --out both
+      Compares two folders: charts, ratios with intervals, and p";
 
 const RUN_HELP: &str = "\
 All processes run in private namespaces, which are removed at the end. Without root, user
@@ -47,12 +49,12 @@ pub enum Command {
     /// Run a study, and write a report
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Rewrite the report of results; for several machines, into a folder of its own
+    /// Rewrite the report of results; of several folders, compare them in a report of its own
     Report {
         /// Folder of the report of several [default: pvswitch-lab-STUDY-all]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Folders of results of one study
+        /// Folders of results of one study; the first is the base of comparisons
         #[arg(required = true, value_name = "DIR")]
         folders: Vec<PathBuf>,
     },

@@ -1,10 +1,12 @@
 //! Commands of `pvswitch lab`: list, run, report.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+mod beside;
 mod measure;
 mod order;
 mod page;
@@ -160,14 +162,24 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     Ok(stage)
 }
 
-/// Writes the summary of each folder of results, and the report of all, of one study: of a single
-/// folder into that, of several into `out`, so that none loses its own. Returns the page.
+/// Writes the report of results of one study: of a single folder into that, with its summary; of
+/// several, compared with the first, into `out`, and nothing into theirs. Returns the page.
 pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Result<PathBuf, Error> {
     let Some(first) = folders.first() else {
         return Err(Error::usage("report: give a folder of results"));
     };
     let plan = store::plan_of(first)?;
     let study = order::study(&plan.study, studies)?;
+    let several = folders.len() > 1;
+    let into = match out {
+        Some(out) => out,
+        None if several => format!("pvswitch-lab-{}-all", study.name()).into(),
+        None => first.clone(),
+    };
+    if several && store::has_plan(&into) {
+        let what = "a folder of results, whose own report would be lost; use another --out";
+        return Err(Error::usage(format!("report: --out {}: {what}", into.display())));
+    }
     let mut all = Vec::new();
     for folder in folders {
         let plan = store::plan_of(folder)?;
@@ -177,15 +189,28 @@ pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Resu
         }
         plan.check(study)?;
         let results = Results::read(folder, plan, study, &mut |line| eprintln!("{line}"))?;
-        store::write_summary(folder, &store::summary::of(&results, study))?;
+        if !several {
+            store::write_summary(folder, &store::summary::of(&results, study))?;
+        }
         all.push(results);
     }
-    let into = match out {
-        Some(out) => out,
-        None if folders.len() == 1 => first.clone(),
-        None => format!("pvswitch-lab-{}-all", study.name()).into(),
-    };
-    page::write(&into, &all, study)
+    page::write(&into, &names_of(folders)?, &all, study)
+}
+
+/// Names of folders: their last parts, or their paths where those are not unique.
+fn names_of(folders: &[PathBuf]) -> Result<Vec<String>, Error> {
+    let whole: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let canonical = |folder: &PathBuf| folder.canonicalize().unwrap_or_else(|_| folder.clone());
+    for (i, folder) in folders.iter().enumerate() {
+        if folders[..i].iter().any(|other| canonical(other) == canonical(folder)) {
+            return Err(Error::usage(format!("report: {} is given twice", whole[i])));
+        }
+    }
+    let last =
+        folders.iter().map(|folder| Some(folder.file_name()?.to_string_lossy().into_owned()));
+    let last: Option<Vec<String>> = last.collect();
+    let unique = last.filter(|last| last.iter().collect::<BTreeSet<_>>().len() == last.len());
+    Ok(unique.unwrap_or(whole))
 }
 
 /// Path of this program.

@@ -93,6 +93,61 @@ pub fn mann_whitney_min(a: usize, b: usize) -> f64 {
     f64::min(1.0, 2.0 / orders)
 }
 
+/// Returns the median of all ratios of a value of `a` to one of `b`, the Hodges-Lehmann estimate of
+/// the factor between two samples; `None` unless all of `a` are at least 0 and all of `b` above.
+pub fn ratio(a: &[f64], b: &[f64]) -> Option<f64> {
+    percentile(&ratios(a, b)?, 0.5)
+}
+
+/// Returns the 95 % confidence interval of [`ratio`], the factors that [`mann_whitney`] does not
+/// reject at 5 %; `None` where there is no ratio, or too few values for any interval at that level.
+pub fn ratio_interval(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
+    let ratios = ratios(a, b)?;
+    let outside = outside_interval(a.len(), b.len());
+    let (low, high) = (outside.checked_sub(1)?, ratios.len().checked_sub(outside)?);
+    (low <= high).then(|| (ratios[low], ratios[high]))
+}
+
+/// Returns all ratios, sorted.
+fn ratios(a: &[f64], b: &[f64]) -> Option<Vec<f64>> {
+    let has_ratios = a.iter().all(|value| *value >= 0.0) && b.iter().all(|value| *value > 0.0);
+    let mut ratios: Vec<f64> = a.iter().flat_map(|a| b.iter().map(move |b| a / b)).collect();
+    ratios.sort_by(f64::total_cmp);
+    (has_ratios && !ratios.is_empty()).then_some(ratios)
+}
+
+/// Returns which ratio, counted from 1 at either end, bounds the 95 % interval of samples of `a`
+/// and `b` values; 0: none does.
+fn outside_interval(a: usize, b: usize) -> usize {
+    const TAIL: f64 = 0.025;
+    if a + b > EXACT_MAX {
+        let (m, n) = (a as f64, b as f64);
+        let middle = m * n / 2.0 - 1.959_964 * (m * n * (m + n + 1.0) / 12.0).sqrt();
+        return middle.max(0.0) as usize;
+    }
+    // ways[k][u]: number of ways to choose k of the ranks so far whose U is u.
+    let mut ways = vec![vec![0.0_f64; a * b + 1]; a + 1];
+    ways[0][0] = 1.0;
+    for rank in 0..a + b {
+        for k in (1..=a).rev() {
+            let Some(more) = rank.checked_sub(k - 1) else { continue };
+            let (fewer, these) = ways.split_at_mut(k);
+            for u in more..=a * b {
+                these[0][u] += fewer[k - 1][u - more];
+            }
+        }
+    }
+    let all: f64 = ways[a].iter().sum();
+    let mut below = 0.0;
+    ways[a]
+        .iter()
+        .take_while(|ways| {
+            below += **ways;
+            below / all <= TAIL
+        })
+        .count()
+}
+
 /// Returns twice the rank of each value of `a`, then of `b`; ties share the mean of their ranks.
 fn doubled_ranks(a: &[f64], b: &[f64]) -> Vec<usize> {
     let all = [a, b].concat();

@@ -22,8 +22,8 @@ mod csv;
 mod folder;
 pub mod summary;
 
-pub use compare::{Comparison, Outcome};
-pub use folder::{Folder, existing_runs, plan_of, write_summary};
+pub use compare::{Comparison, Outcome, tested};
+pub use folder::{Folder, existing_runs, has_plan, plan_of, write_summary};
 
 /// A run is far if its distance exceeds [`NEAR_NS`] and this multiple of the shortest distance.
 const FAR_FACTOR: f64 = 1.5;

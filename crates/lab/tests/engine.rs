@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -166,7 +167,7 @@ fn a_matrix_too_large_says_how_long_it_would_take() {
 }
 
 #[test]
-fn a_dry_run_tells_cells_and_time() {
+fn a_dry_run_prints_cells_and_time() {
     let ask = quick(Path::new("nowhere"));
     says(&order(&ask).described(&[], false), &["load=7 poll=event side=a\n", "3 cells", "6 runs"]);
     let json: serde_json::Value = serde_json::from_str(&order(&ask).described(&[], true)).unwrap();
@@ -359,9 +360,63 @@ fn reports_of_two_machines_are_one_page() {
     // All that is derived is made again from what was measured.
     pvswitch_lab::show(std::slice::from_ref(&one), None, STUDIES).unwrap();
     assert_eq!(derived.map(|file| text(&one, file)), before);
-    let page = pvswitch_lab::show(&[one.clone(), two], Some(one.clone()), STUDIES).unwrap();
-    assert_eq!(page, one.join("report.html"));
-    says(&text(&one, "report.html"), &["Machine 1", "Machine 2"]);
+    let both = folder("both");
+    let page = pvswitch_lab::show(&[one, two], Some(both.clone()), STUDIES).unwrap();
+    assert_eq!(page, both.join("report.html"));
+    says(&text(&both, "report.html"), &["Machine 1", "Machine 2"]);
+}
+
+#[test]
+fn results_of_two_folders_are_compared_cell_by_cell() {
+    let (one, two) = (measured("first"), measured("second"));
+    let runs = |of: &[(u32, f64)]| {
+        let head = "load,poll,side,repeat,distance_ns,others_percent,mbps,events,cpu_percent\n";
+        let line = |(repeat, mbps): &(u32, f64)| {
+            format!("1,event,a,{repeat},50,0,{mbps},7,\n1,event,b,{repeat},50,0,{mbps},7,\n")
+        };
+        let lone = |mbps: f64| format!("7,event,a,0,50,0,{mbps},7,\n");
+        head.to_string() + &of.iter().map(line).collect::<String>() + &lone(of[0].1)
+    };
+    fs::write(one.join("runs.csv"), runs(&[(0, 8.0), (1, 10.0), (2, 12.0), (3, 16.0)])).unwrap();
+    fs::write(two.join("runs.csv"), runs(&[(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)])).unwrap();
+    let all = folder("compared");
+    let files = |folder: &Path| {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let files = entries.filter(|path| path.is_file());
+        files.map(|path| (path.clone(), fs::read(path).unwrap())).collect::<BTreeMap<_, _>>()
+    };
+    let before = [files(&one), files(&two)];
+    let folders = [two.clone(), one.clone()];
+    pvswitch_lab::show(&folders, Some(all.clone()), STUDIES).unwrap();
+    assert_eq!([files(&one), files(&two)], before);
+
+    let names = [&two, &one].map(|path| path.file_name().unwrap().to_str().unwrap());
+    let report = text(&all, "report.md");
+    says(&report, &["Folders that are compared", names[0], names[1]]);
+    // The ratio of medians that do not overlap, with its interval, the exact p of 2 in 70, and the
+    // runs; a single run is marked.
+    let rows: Vec<&str> = report.lines().filter(|line| line.contains("4 and 4")).collect();
+    assert_eq!(rows.len(), 2, "{report}");
+    says(rows[0], &["4.500", "2.000 to 16.000", "0.0286", "more"]);
+    says(&report, &["1 and 1, n = 1", "too few runs to tell"]);
+    says(&report, &["One value in all runs of all folders: events"]);
+    // One chart of both, by their names.
+    let chart = text(&all, "plots/beside-mbps.svg");
+    says(&chart, &names);
+}
+
+#[test]
+fn a_comparison_overwrites_no_results() {
+    let (one, two) = (measured("kept"), measured("other"));
+    let refusal = |folders: &[PathBuf], out: &Path| {
+        pvswitch_lab::show(folders, Some(out.into()), STUDIES).unwrap_err().to_string()
+    };
+    let before = text(&one, "report.html");
+    says(&refusal(&[one.clone(), two.clone()], &one), &["--out", "report would be lost"]);
+    let out = folder("never");
+    says(&refusal(&[one.clone(), two, one.join(".")], &out), &["given twice"]);
+    assert_eq!(text(&one, "report.html"), before);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
 }
 
 // ---- results ----
@@ -423,7 +478,7 @@ fn comparisons_say_more_less_no_difference_or_too_few() {
 }
 
 #[test]
-fn the_list_tells_studies_and_times() {
+fn the_list_has_studies_and_times() {
     says(&pvswitch_lab::list(STUDIES, false), &["fake", "Does the lab work?", "--quick"]);
     let json: serde_json::Value = serde_json::from_str(&pvswitch_lab::list(STUDIES, true)).unwrap();
     assert_eq!(json[0]["name"], "fake");

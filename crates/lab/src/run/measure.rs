@@ -225,7 +225,7 @@ impl Session {
             ended.summary = summary::of(&results, order.study);
             ended.verdicts = order.study.judge(&results);
             write_summary(&order.out, &ended.summary)?;
-            let page = page::write(&order.out, std::slice::from_ref(&results), order.study)?;
+            let page = page::write(&order.out, &[], std::slice::from_ref(&results), order.study)?;
             eprintln!("report: {}", page.display());
         }
         if ended.failed > 0 {

@@ -3,18 +3,26 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::beside;
 use crate::error::Error;
 use crate::machine::{Machine, list};
-use crate::report::{self, Document, Part, Warning};
+use crate::report::{self, Document, Part, Verdict, Warning};
 use crate::store::{Results, is_disturbed};
 use crate::study::Study;
 
-/// Writes the page and its plots into a folder; several results are joined on one page.
-pub fn write(folder: &Path, all: &[Results], study: &dyn Study) -> Result<PathBuf, Error> {
-    report::write(folder, &document(all, study)).map_err(|error| Error::failed(error.to_string()))
+/// Writes the page and its plots into a folder; several results, with one of `names` each, are
+/// compared and joined on one page.
+pub fn write(
+    folder: &Path,
+    names: &[String],
+    all: &[Results],
+    study: &dyn Study,
+) -> Result<PathBuf, Error> {
+    let document = document(names, all, study);
+    report::write(folder, &document).map_err(|error| Error::failed(error.to_string()))
 }
 
-fn document(all: &[Results], study: &dyn Study) -> Document {
+fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
     let mut document = Document {
         title: study.name().into(),
         question: study.about().into(),
@@ -23,10 +31,14 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
     };
     let several = all.len() > 1;
     if several {
+        document.parts.extend(beside::parts(names, all, study));
         document.parts.extend(study.together(all));
     }
     for (i, results) in all.iter().enumerate() {
-        let which = if several { format!("{}: ", i + 1) } else { String::new() };
+        let which = match names.get(i) {
+            Some(name) if several => format!("{name}: "),
+            _ => String::new(),
+        };
         let named = |pairs: Vec<(String, String)>| {
             pairs
                 .into_iter()
@@ -35,11 +47,18 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
         };
         document.machine.extend(named(machine(&results.machine)));
         document.method.extend(named(method(results, study)));
-        document.warnings.extend(warnings(results, study));
-        document.verdicts.extend(study.judge(results));
+        let cell = |what: String| match what.as_str() {
+            "" => which.trim_end_matches([':', ' ']).to_string(),
+            _ => format!("{which}{what}"),
+        };
+        let warnings = warnings(results, study).into_iter();
+        document.warnings.extend(warnings.map(|w| Warning { what: cell(w.what), ..w }));
+        let verdicts = study.judge(results).into_iter();
+        let verdicts = verdicts.map(|v| Verdict { what: format!("{which}{}", v.what), ..v });
+        document.verdicts.extend(verdicts);
         if several {
             document.parts.push(Part::Text {
-                title: format!("Machine {}", i + 1),
+                title: format!("Machine {}: {}", i + 1, names[i]),
                 body: format!("{}, {} CPUs", results.machine.cpu, results.machine.cpus),
             });
         } else {
@@ -147,6 +166,12 @@ fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
             rows.push(warning(cell.to_string(), "not measured"));
         } else if !results.runs.iter().any(|run| run.cell == cell && results.is_quiet(run)) {
             rows.push(warning(cell.to_string(), "all runs far or disturbed by other programs"));
+        }
+    }
+    let used = results.used();
+    for cell in has.iter().filter(|_| results.plan.repeats > 1) {
+        if used.iter().filter(|run| run.cell == **cell).count() == 1 {
+            rows.push(warning(cell.to_string(), "n = 1: of a single run, without spread"));
         }
     }
     if results.plan.repeats == 1 && !has.is_empty() {

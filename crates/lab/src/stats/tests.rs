@@ -65,6 +65,42 @@ fn three_against_three_is_never_significant() {
 }
 
 #[test]
+fn intervals_of_ratios_exclude_1_where_the_test_rejects() {
+    // Four against four: P(U <= 0) = 1/70, P(U <= 1) = 2/70 > 0.025, so that the interval is all.
+    let (low, high) = ([1.0, 2.0, 3.0, 4.0], [8.0, 10.0, 12.0, 16.0]);
+    assert_eq!(ratio_interval(&high, &low), Some((2.0, 16.0)));
+    // Of 16 sorted ratios the eighth is 4, the ninth 5.
+    assert_eq!(ratio(&high, &low), Some(4.5));
+    // Bounds for five and five: U of 2 is rejected at 5 %, P = 0.032, 3 is not (Mann and Whitney).
+    assert_eq!([outside_interval(5, 5), outside_interval(4, 4), outside_interval(3, 3)], [3, 1, 0]);
+    assert_eq!(outside_interval(10, 10), 24);
+    for (a, b) in [(5, 5), (7, 5), (10, 10), (12, 9)] {
+        for shift in 0..40 {
+            let base: Vec<f64> = (0..b).map(|i| 100.0 + f64::from(i * 37 % 41)).collect();
+            let ours: Vec<f64> =
+                (0..a).map(|i| 80.123 + f64::from(shift) + f64::from(i * 29 % 43)).collect();
+            let (low, high) = ratio_interval(&ours, &base).unwrap();
+            let rejected = mann_whitney(&ours, &base) < 0.05;
+            assert_eq!(rejected, !(low..=high).contains(&1.0), "{a} {b} {shift}: {low} {high}");
+            let ratio = ratio(&ours, &base).unwrap();
+            assert!((low..=high).contains(&ratio));
+        }
+    }
+    // Beyond 40 values: the normal approximation joins the exact bound.
+    assert_eq!(outside_interval(20, 20), 128);
+    assert!((134..=136).contains(&outside_interval(20, 21)), "{}", outside_interval(20, 21));
+}
+
+#[test]
+fn samples_without_a_ratio() {
+    assert_eq!(ratio(&[1.0], &[0.0]), None);
+    assert_eq!(ratio(&[], &[1.0]), None);
+    assert_eq!(ratio(&[-1.0], &[1.0]), None);
+    assert_eq!(ratio(&[0.0, 4.0], &[2.0]), Some(1.0));
+    assert_eq!(ratio_interval(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]), None);
+}
+
+#[test]
 fn ties_and_empty_samples() {
     assert_eq!(mann_whitney(&[1.0; 5], &[1.0; 5]), 1.0);
     assert_eq!(mann_whitney(&[1.0; 30], &[1.0; 30]), 1.0);

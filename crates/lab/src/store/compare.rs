@@ -105,16 +105,7 @@ fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
         ratio(run.figures[measure], paired.figures[measure])
     });
     let range = Summary::of(&pairs.collect::<Vec<_>>()).map(|ratios| (ratios.low, ratios.high));
-    let p = mann_whitney(&ours, &theirs);
-    let outcome = if p < SIGNIFICANCE {
-        // The direction is that of the ranks, which were tested, not of the medians.
-        let above = ours.iter().flat_map(|a| theirs.iter().map(move |b| a.total_cmp(b) as i32));
-        if above.sum::<i32>() > 0 { Outcome::More } else { Outcome::Less }
-    } else if mann_whitney_min(ours.len(), theirs.len()) >= SIGNIFICANCE {
-        Outcome::TooFewRuns
-    } else {
-        Outcome::NoDifference
-    };
+    let (p, outcome) = tested(&ours, &theirs);
     Comparison {
         cell: Cell(Vec::new()),
         axis: String::new(),
@@ -127,4 +118,20 @@ fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
         p,
         outcome,
     }
+}
+
+/// Tests whether a sample differs from a base: the p-value of the two-sided Mann-Whitney U test,
+/// and what follows at [`SIGNIFICANCE`].
+pub fn tested(ours: &[f64], base: &[f64]) -> (f64, Outcome) {
+    let p = mann_whitney(ours, base);
+    let outcome = if p < SIGNIFICANCE {
+        // The direction is that of the ranks, which were tested, not of the medians.
+        let above = ours.iter().flat_map(|a| base.iter().map(move |b| a.total_cmp(b) as i32));
+        if above.sum::<i32>() > 0 { Outcome::More } else { Outcome::Less }
+    } else if mann_whitney_min(ours.len(), base.len()) >= SIGNIFICANCE {
+        Outcome::TooFewRuns
+    } else {
+        Outcome::NoDifference
+    };
+    (p, outcome)
 }

@@ -333,10 +333,15 @@ fn read_failed(path: &Path, plan: &Plan) -> Vec<(Cell, u32, String)> {
     text.lines().skip(1).filter_map(parse).collect()
 }
 
+/// Whether a folder holds results.
+pub fn has_plan(path: &Path) -> bool {
+    path.join(PLAN).exists()
+}
+
 /// Returns the plan of the results in a folder.
 pub fn plan_of(path: &Path) -> Result<Plan, Error> {
     let file = path.join(PLAN);
-    if !file.exists() {
+    if !has_plan(path) {
         return Err(failed(path, format!("no {PLAN} in it: not results of the lab")));
     }
     Plan::read(&file).map_err(|error| Error::Failed(error.to_string()))
