@@ -102,6 +102,8 @@ pub struct Options {
     pub burst: Option<Burst>,
     /// Alternating traffic and pauses.
     pub on_off: Option<OnOff>,
+    /// Send at multiples of this time only, and sleep in between; `None`: each frame when due.
+    pub tick: Option<Ns>,
     /// Number of flows.
     pub flows: u16,
     /// Our MAC address.
@@ -145,7 +147,7 @@ impl Options {
         if self.frames.is_some() && self.mode == Mode::Echo {
             return Err(Error::Usage("--frames: only with --mode send, sink and rr".into()));
         }
-        check_pace(self.rate, self.burst, self.on_off)
+        check_pace(self.rate, self.burst, self.on_off, self.tick)
     }
 
     /// The connection, with buffers for the frame sizes sent.
@@ -197,8 +199,10 @@ pub fn check_pace(
     rate: Option<f64>,
     burst: Option<Burst>,
     on_off: Option<OnOff>,
+    tick: Option<Ns>,
 ) -> Result<(), Error> {
-    Pace::new(Instant::START, rate, burst, on_off).map(drop).map_err(Error::Usage)
+    let pace = Pace::new(Instant::START, rate, burst, on_off);
+    pace.and_then(|pace| pace.with_tick(tick)).map(drop).map_err(Error::Usage)
 }
 
 /// Binds this thread to a CPU.
@@ -296,13 +300,18 @@ impl Generator {
             let what = format!("this port accepts frames of at most {most} bytes");
             return Err(Error::Usage(format!("--size: {longest} bytes: {what}")));
         }
+        let pace = Pace::new(now(), args.rate, args.burst, args.on_off);
+        let pace = pace.and_then(|pace| pace.with_tick(args.tick)).map_err(Error::Usage)?;
         Ok(Self {
             mode: args.mode,
             sizes: args.size.0.clone(),
             flows: flows_of(args.flows.max(1).into(), guest.pairs.len()),
             turn: 0,
-            pace: Pace::new(now(), args.rate, args.burst, args.on_off).map_err(Error::Usage)?,
-            spin: (2 * args.nap_late).clamp(SPIN.0, SPIN.1),
+            pace,
+            spin: match args.tick {
+                Some(_) => Ns::ZERO,
+                None => (2 * args.nap_late).clamp(SPIN.0, SPIN.1),
+            },
             mac: args.mac,
             peer: args.peer,
             totals: Totals::new(),

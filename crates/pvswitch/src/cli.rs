@@ -463,13 +463,13 @@ pub struct GenArgs {
     #[arg(long, default_value = "60")]
     pub size: Size,
     /// Frames per second (suffix k or M); unlimited by default. Gaps too short for a timer are
-    /// waited for by polling, which uses a core; with --burst 32 it sleeps between bursts
+    /// waited for by polling, which uses a core; with --tick 1000 it sleeps in between
     #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Send the same frames repeatedly and return receive buffers unread, at little CPU cost, so
     /// that the switch is the bottleneck. For --mode send and sink, at both ends, on split
     /// virtqueues
-    #[arg(long, conflicts_with_all = ["rate", "burst", "on_off", "packed"])]
+    #[arg(long, conflicts_with_all = ["rate", "burst", "on_off", "tick", "packed"])]
     pub replay: bool,
     /// Frames per burst and time between bursts [default: by --rate]
     #[arg(long, value_name = "N[,GAP_US]")]
@@ -477,6 +477,9 @@ pub struct GenArgs {
     /// On-off traffic: send for ON_MS, pause for OFF_MS, repeat
     #[arg(long, value_name = "ON_MS,OFF_MS")]
     pub on_off: Option<OnOff>,
+    /// Wake every US microseconds only, and send what is due; in between, sleep
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub tick: Option<u64>,
     /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use guest::Connect;
 use guest::generate::{self, Idle, Mode, Options};
+use switch::time::Ns;
 
 use crate::cli::{GenArgs, GenMode};
 use crate::error::{AnyError, Usage, guest_error, interval, time};
@@ -39,6 +40,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         replay: args.replay,
         burst: args.burst,
         on_off: args.on_off,
+        tick: args.tick.map(Ns::from_us),
         flows: args.flows,
         mac: args.mac,
         peer: args.peer,
@@ -73,7 +75,8 @@ fn many(
         let what = "--control: not with --replay or --mode idle, which use no policies";
         return Err(Usage(what.into()).into());
     }
-    generate::check_pace(args.rate, args.burst, args.on_off).map_err(guest_error)?;
+    let tick = args.tick.map(Ns::from_us);
+    generate::check_pace(args.rate, args.burst, args.on_off, tick).map_err(guest_error)?;
     os::precise_timers();
     if let Some(cpu) = args.cpu {
         generate::pin(cpu).map_err(guest_error)?;

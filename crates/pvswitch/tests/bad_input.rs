@@ -205,13 +205,16 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 25] = [
+    let bad: [(&[&str], &str); 28] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
         (&["--burst", "4"], "give it --rate"),
         (&["--burst", "4,9", "--rate", "1k"], "give one"),
         (&["--on-off", "5"], "ON_MS,OFF_MS"),
+        (&["--tick", "5"], "--tick: give it --rate"),
+        (&["--tick", "0", "--rate", "1k"], "0 is not in 1..=1000000"),
+        (&["--tick", "1000001", "--rate", "1k"], "is not in 1..=1000000"),
         (&["--cpu", "99999"], "no such CPU"),
         (&["--count", "3"], "only with --mode idle"),
         (&["--count", "3", "--mode", "idle"], "write {} for the number"),

@@ -133,6 +133,28 @@ fn run_requests(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
     report
 }
 
+/// Issue 16, row 9: a paced sender beside other guests leaves them the CPU. Its frames are counted,
+/// and its own CPU time, which other programs do not add to: 20 us a frame here are 40 % of a core,
+/// and a sender that polls uses all of it that it gets.
+#[test]
+fn a_sender_with_ticks_sleeps_between_them() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    let sink = Gen::start(&dir.path("p1"), &["--mode", "sink"]);
+    switch.wait_up("p1", true);
+    let args = ["--rate", "20k", "--tick", "1000", "--frames", "20000", "--check"];
+    let report = Gen::start(&dir.path("p0"), &args).report();
+    assert_eq!(report["sent_frames"], 20_000, "{report}");
+    let of = |name: &str| report[name].as_f64().unwrap();
+    assert!(of("cpu_s") < 20_000.0 * 20e-6, "{report}");
+    assert!(of("cpu_s") < 0.4 * of("duration_s"), "{report}");
+    // It woke once a tick, or less where it had no CPU.
+    let wakes = of("sleeps") + of("naps");
+    assert!((20_000.0 / 81.0..2000.0).contains(&wakes), "{wakes}: {report}");
+    sink.end();
+    switch.wait_up("p1", false);
+}
+
 #[test]
 fn every_request_is_replied_to_under_every_policy_and_setting() {
     let dir = Dir::new();

@@ -82,6 +82,17 @@ pub struct Pace {
     /// Unsent frames of the last burst.
     left: u64,
     not_before: Instant,
+    /// Sends at multiples of this time only.
+    tick: Option<Tick>,
+}
+
+/// Times at which a sender wakes, in time with traffic.
+#[derive(Clone, Copy, Debug)]
+struct Tick {
+    /// From one to the next, in ns.
+    every: u64,
+    /// The first one at which more may be sent.
+    next: u64,
 }
 
 impl Pace {
@@ -114,7 +125,38 @@ impl Pace {
             begun: 0,
             left: 0,
             not_before: Instant::START,
+            tick: None,
         })
+    }
+
+    /// The same frames, at multiples of `tick` only: all that became due since the last one, at
+    /// most [`CATCH_UP`] times the rate.
+    ///
+    /// # Errors
+    /// There is no rate; or the tick is 0 or longer than a second.
+    pub fn with_tick(mut self, tick: Option<Ns>) -> Result<Self, String> {
+        let Some(tick) = tick else { return Ok(self) };
+        if self.period.is_none() {
+            return Err("--tick: give it --rate, or --burst N,GAP_US".into());
+        }
+        if tick == Ns::ZERO || tick > Ns::from_secs(1) {
+            return Err(format!("--tick {}: use 1 to 1000000 us", tick.get() / 1000));
+        }
+        self.tick = Some(Tick { every: tick.get(), next: 0 });
+        Ok(self)
+    }
+
+    /// Bursts that are due at `active`, with ticks.
+    fn due_at(&self, active: u64, period: f64, tick: Tick) -> u64 {
+        let at = active / tick.every * tick.every;
+        if active / tick.every < tick.next {
+            return 0;
+        }
+        // Burst k is due at k periods, rounded up as in `next`.
+        let due = (at as f64 / period) as u64 + 1;
+        let due = due + u64::from(due as f64 * period <= at as f64);
+        let most = (tick.every as f64 / period * CATCH_UP) as u64 + 1;
+        due.saturating_sub(self.begun).min(most)
     }
 
     /// Time with traffic up to `now`; `None` while there is none.
@@ -134,6 +176,9 @@ impl Pace {
         if self.left > 0 || now < self.not_before {
             return self.left;
         }
+        if let Some(tick) = self.tick {
+            return self.due_at(active, period, tick) * self.burst;
+        }
         let behind = ((active as f64 / period) as u64 + 1).saturating_sub(self.begun);
         let back = (now - self.not_before).min(CATCH_UP_WINDOW).get();
         behind.min((back as f64 / (period / CATCH_UP)) as u64 + 1) * self.burst
@@ -144,6 +189,14 @@ impl Pace {
         let Some(period) = self.period.filter(|_| frames > 0) else { return };
         if self.left > 0 {
             self.left = self.left.saturating_sub(frames);
+            return;
+        }
+        if let (Some(tick), Some(active)) = (self.tick, self.active(now)) {
+            // What a batch or the ring has no room for is sent next, without another tick.
+            let bursts = self.due_at(active, period, tick).max(frames.div_ceil(self.burst));
+            self.begun += bursts;
+            self.left = bursts * self.burst - frames;
+            self.tick = Some(Tick { next: active / tick.every + 1, ..tick });
             return;
         }
         let bursts = frames.div_ceil(self.burst);
@@ -158,14 +211,16 @@ impl Pace {
             return now;
         }
         let since = (now - self.start).get();
+        let due = |period: f64| {
+            let at = (self.begun as f64 * period).ceil() as u64;
+            self.tick.map_or(at, |tick| at.div_ceil(tick.every).max(tick.next) * tick.every)
+        };
         let next = match (self.on_off, self.period) {
             (None, None) => now,
-            (None, Some(period)) => {
-                self.start + Ns::new((self.begun as f64 * period).ceil() as u64)
-            }
+            (None, Some(period)) => self.start + Ns::new(due(period)),
             (Some((on, both)), period) => {
                 // First in active time, then converted to the clock.
-                let at = period.map_or(0, |period| (self.begun as f64 * period).ceil() as u64);
+                let at = period.map_or(0, due);
                 let cycle = if since % both < on { since / both } else { since / both + 1 };
                 let at = at.max(cycle * on);
                 self.start + Ns::new(at / on * both + at % on)
@@ -213,6 +268,60 @@ mod tests {
         assert_eq!(parse_rate("100k"), Ok(1e5));
         for bad in ["", "k", "-1", "0", "fast", "inf"] {
             assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ticks_send_what_became_due_and_keep_the_rate() {
+        let ticked = |rate: f64, burst, on_off, tick| {
+            pace(Some(rate), burst, on_off).with_tick(Some(Ns::new(tick))).unwrap()
+        };
+        // A sender that wakes when it asked to, or somewhat later: frames leave within one wake.
+        for (rate, tick) in [(20e3, 1_000_000), (33_333.0, 500_000), (700.0, 1_000_000)] {
+            for late in [0, 70_000] {
+                let mut pace = ticked(rate, None, None, tick);
+                let (mut now, mut sent, mut wakes) = (0, 0_u64, 0_u64);
+                while now < 1_000_000_000 {
+                    wakes += 1;
+                    loop {
+                        // A batch, as a generator has it.
+                        let n = pace.due(at(now)).min(16);
+                        pace.record_sent(n, at(now));
+                        sent += n;
+                        if n == 0 {
+                            break;
+                        }
+                    }
+                    let next = pace.next(at(now));
+                    assert!(next > at(now), "{rate}: {next:?} at {now}");
+                    assert_eq!(next.ns() % tick, 0);
+                    now = next.ns() + late;
+                }
+                let most = (1e9 / tick as f64).min(rate) as u64 + 1;
+                assert!(wakes <= most, "{rate}: {wakes} wake-ups");
+                assert!((sent as f64 / rate - 1.0).abs() < 0.01, "{rate}: {sent}");
+            }
+        }
+        // After a second without a CPU, four times the rate.
+        let mut late = ticked(20e3, None, None, 1_000_000);
+        assert_eq!(late.due(at(1_000_000_000)), 81);
+        late.record_sent(81, at(1_000_000_000));
+        assert_eq!(late.due(at(1_000_500_000)), 0);
+        assert_eq!(late.due(at(1_001_000_000)), 81);
+        // Bursts stay whole; pauses have no ticks.
+        let mut bursts = ticked(20e3, Some("8"), None, 1_000_000);
+        assert_eq!(bursts.due(at(0)), 8);
+        bursts.record_sent(8, at(0));
+        assert_eq!(bursts.due(at(1_000_000)), 16);
+        let pauses = run(&mut ticked(20e3, None, Some("3,7"), 1_000_000), 100_000, 100_000_000);
+        // All but those of the last tick, at the end of the run.
+        assert!((580..=600).contains(&pauses.len()), "{}", pauses.len());
+        assert!(pauses.iter().all(|at| at % 10_000_000 < 3_000_000));
+        // Without a rate there is nothing to delay.
+        let refused = |pace: Pace, us| pace.with_tick(Some(Ns::from_us(us))).unwrap_err();
+        assert!(refused(pace(None, None, None), 5).contains("--rate"));
+        for us in [0, 1_000_001] {
+            assert!(refused(pace(Some(1.0), None, None), us).contains("1 to 1000000"));
         }
     }
 
