@@ -5,6 +5,7 @@
 //! far equals differ. Each run has its own copy of the program: where a file lies in the page cache
 //! is worth several per cent. Then empty polls of a worker that spins on two queues, as the daemon
 //! itself counts them, and with valgrind the instructions of each frame in `Ingress::burst`.
+//! `--counts` counts only these: they do not depend on how busy the machine is.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N] [--cpu N] [WORDS...]\n\
-    Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.";
+const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] [WORDS...]\n\
+    Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.\n\
+    --counts: instructions of each frame only, as a Markdown table.";
 /// Turns of each case in a run.
 const TURNS: &str = "5";
 /// Frames of each case in a turn.
@@ -25,6 +27,8 @@ const POLLED: Duration = Duration::from_secs(2);
 struct Options {
     before: String,
     pairs: usize,
+    /// Instructions only.
+    counts: bool,
     cpu: String,
     words: Vec<String>,
 }
@@ -51,6 +55,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         succeed(git.current_dir(root).args(add).arg(&folder).arg(&options.before))?;
     }
     let builds = [build(&folder)?, build(root)?];
+    if options.counts {
+        let cases = forward(&builds[1].bench, &options, "1")?;
+        return instructions(&builds, cases.iter().map(|(name, _)| name), &options);
+    }
     let runs = [(&builds[0], "before"), (&builds[1], "now"), (&builds[0], "again")];
 
     let mut frames = Pairs::new();
@@ -59,7 +67,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         println!("pair {} of {}", pair + 1, options.pairs);
         for (i, (build, _)) in runs.iter().enumerate() {
             let copy = Copy::of(root, &build.bench)?;
-            for (name, ns) in forward(&copy.0, &options)? {
+            for (name, ns) in forward(&copy.0, &options, TURNS)? {
                 let all = frames.entry(name).or_insert_with(|| vec![[None; 3]; options.pairs]);
                 all[pair][i] = Some(ns);
             }
@@ -78,14 +86,20 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
 }
 
 fn parse(arguments: &[String]) -> Result<Options, String> {
-    let mut options =
-        Options { before: String::new(), pairs: 10, cpu: "1".into(), words: Vec::new() };
+    let mut options = Options {
+        before: String::new(),
+        pairs: 10,
+        counts: false,
+        cpu: "1".into(),
+        words: Vec::new(),
+    };
     let mut left = arguments.iter();
     while let Some(word) = left.next() {
         let mut value =
             || left.next().ok_or_else(|| format!("{word}: a value is missing\n{USAGE}"));
         match word.as_str() {
             "--before" => options.before = value()?.clone(),
+            "--counts" => options.counts = true,
             "--cpu" => options.cpu = value()?.clone(),
             "--pairs" => {
                 let n = value()?;
@@ -150,9 +164,9 @@ impl Drop for Copy {
 }
 
 /// One run of the benchmark: cases and their ns.
-fn forward(bench: &Path, options: &Options) -> Result<Vec<(String, f64)>, String> {
+fn forward(bench: &Path, options: &Options, turns: &str) -> Result<Vec<(String, f64)>, String> {
     let mut command = Command::new("taskset");
-    command.args(["-c", &options.cpu]).arg(bench).args(&options.words).env("TURNS", TURNS);
+    command.args(["-c", &options.cpu]).arg(bench).args(&options.words).env("TURNS", turns);
     Ok(succeed(&mut command)?.lines().filter_map(case).collect())
 }
 
@@ -251,28 +265,46 @@ fn instructions<'a>(
     options: &Options,
 ) -> Result<(), String> {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("\ninstructions: not counted, as there is no valgrind");
-        return Ok(());
-    }
-    println!("\n{:40} {:>8} {:>8}  instructions", "", "before", "now");
-    for name in cases.filter(|name| options.words.iter().all(|word| name.contains(word))) {
-        let count = |build: &Build| -> Result<String, String> {
-            let loops = name.starts_with("worker");
-            let within = if loops { "*Worker*run_*" } else { "*Ingress>::burst*" };
-            let mut valgrind = Command::new("valgrind");
-            valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-            valgrind.arg(format!("--toggle-collect={within}")).arg(&build.bench).arg(name);
-            let ran = valgrind.env("TURNS", "1").stdin(Stdio::null()).output();
-            let ran = ran.map_err(|error| format!("valgrind: {error}"))?;
-            let has_case = String::from_utf8_lossy(&ran.stdout).lines().any(|l| case(l).is_some());
-            let text = String::from_utf8_lossy(&ran.stderr).into_owned();
-            let refs = text.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
-            let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
-            Ok(refs.filter(|_| has_case).map_or("-".into(), |n| format!("{:.0}", n / FRAMES)))
+        let what = "instructions: not counted, as there is no valgrind (package valgrind)";
+        // Where they are all that is asked for, it fails.
+        return if options.counts {
+            Err(what.into())
+        } else {
+            println!("\n{what}");
+            Ok(())
         };
-        println!("{name:40} {:>8} {:>8}", count(&builds[0])?, count(&builds[1])?);
+    }
+    println!("\n| {:40} | {:>9} | {:>9} | {:>6} |", "instructions", "before", "now", "change");
+    println!("|---|---|---|---|");
+    for name in cases.filter(|name| options.words.iter().all(|word| name.contains(word))) {
+        let (before, now) = (counted(&builds[0], name)?, counted(&builds[1], name)?);
+        println!("{}", row_of_counts(name, before, now));
     }
     Ok(())
+}
+
+/// Instructions of one case for each frame; `None`: this build does not have the case.
+fn counted(build: &Build, name: &str) -> Result<Option<f64>, String> {
+    let within = if name.starts_with("worker") { "*Worker*run_*" } else { "*Ingress>::burst*" };
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    valgrind.arg(format!("--toggle-collect={within}")).arg(&build.bench).arg(name);
+    let ran = valgrind.env("TURNS", "1").stdin(Stdio::null()).output();
+    let ran = ran.map_err(|error| format!("valgrind: {error}"))?;
+    let has_case = String::from_utf8_lossy(&ran.stdout).lines().any(|line| case(line).is_some());
+    let text = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let refs = text.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
+    let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
+    Ok(refs.filter(|_| has_case).map(|n| n / FRAMES))
+}
+
+/// A row of a Markdown table.
+fn row_of_counts(name: &str, before: Option<f64>, now: Option<f64>) -> String {
+    let shown = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.0}"));
+    let change = before.zip(now).filter(|(before, _)| *before > 0.0);
+    let change = change.map(|(before, now)| format!("{:+.1} %", 100.0 * (now / before - 1.0)));
+    let change = change.unwrap_or("-".into());
+    format!("| {name:40} | {:>9} | {:>9} | {change:>6} |", shown(before), shown(now))
 }
 
 #[cfg(test)]
@@ -301,9 +333,19 @@ mod tests {
     }
 
     #[test]
+    fn counts_are_rows_of_a_table() {
+        let row = row_of_counts("split cross plain 60", Some(200.0), Some(190.4));
+        assert!(row.ends_with("|       200 |       190 | -4.8 % |"), "{row}");
+        assert!(
+            row_of_counts("vif", None, Some(1.0)).ends_with("|         - |         1 |      - |")
+        );
+    }
+
+    #[test]
     fn arguments_are_checked() {
         let parse = |words: &str| parse(&words.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(parse("--before HEAD --pairs 3 split 60").unwrap().words, ["split", "60"]);
+        assert!(parse("--before HEAD --counts plain").unwrap().counts);
         for bad in ["", "--before", "--before HEAD --pairs 0", "--before HEAD --turns 3"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
