@@ -299,6 +299,18 @@ fn switch(
     Ok((switch, ports))
 }
 
+/// Counts for `seconds` after a warm-up, with the figures that all cells have.
+fn measured(switch: &Switch, seconds: f64) -> Result<(Count, Figures), Fail> {
+    sleep(WARM_IDLE_S);
+    let waited = waited_ns(switch.id());
+    let window = Window::open(switch, &[])?;
+    sleep(seconds);
+    let count = window.close()?;
+    let waited = waited_ns(switch.id()).saturating_sub(waited);
+    let figures = common(&count, waited);
+    Ok((count, figures))
+}
+
 /// Returns the figures of every cell.
 fn common(count: &Count, waited: u64) -> Figures {
     Figures::from([
@@ -337,13 +349,7 @@ fn requests(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, 
     switch.wait_up_while(1 + ports.len(), || {
         clients.iter_mut().chain(&mut flooder).try_for_each(Gen::check)
     })?;
-    sleep(WARM_IDLE_S);
-    let waited = waited_ns(switch.id());
-    let window = Window::open(&switch, &[])?;
-    sleep(run.seconds);
-    let count = window.close()?;
-    let waited = waited_ns(switch.id()).saturating_sub(waited);
-    let mut figures = common(&count, waited);
+    let (count, mut figures) = measured(&switch, run.seconds)?;
     if flooder.is_some() {
         let name = &ports[1 + CLIENTS].name;
         figures.insert("flood", count.per_second(count.ingress(name, "frames")));
@@ -398,19 +404,13 @@ fn floods(
     let mut floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
     switch.wait_up_while(1 + ports.len(), || floods.iter_mut().try_for_each(Gen::check))?;
     let _hogs = hogs()?;
-    sleep(WARM_IDLE_S);
-    let waited = waited_ns(switch.id());
-    let window = Window::open(&switch, &[])?;
-    sleep(run.seconds);
-    let count = window.close()?;
-    let waited = waited_ns(switch.id()).saturating_sub(waited);
+    let (count, mut figures) = measured(&switch, run.seconds)?;
     switch.check()?;
     // Counters are summed by prefix: no port's name is a prefix of another's.
     let each = |counter: &str| -> Vec<f64> {
         ports.iter().map(|port| count.ingress(&port.name, counter)).collect()
     };
     let frames = each("frames");
-    let mut figures = common(&count, waited);
     figures.insert("flood", count.per_second(frames.iter().sum()));
     figures.extend(least_share(&frames).map(|share| ("least_share", share)));
     for (name, values) in
