@@ -485,7 +485,8 @@ fn glossary(name: &str, text: &str) -> Vec<Violation> {
         if line.trim_start().starts_with("//= ") {
             continue;
         }
-        let line = line.to_lowercase();
+        // Names are made of words, too.
+        let line = line.to_lowercase().replace('_', " ");
         for (word, instead) in GLOSSARY.iter().filter(|(word, _)| has_word(&line, word)) {
             let at = format!("{name}:{}", n + 1);
             found.push(violation(Rule::Glossary, at, format!("{word}: use {instead}")));
@@ -613,6 +614,7 @@ mod tests {
         assert_eq!(count("docs/design/0001-x.md", "It waits for ever, and looks again.\n"), 2);
         assert_eq!(count("crates/ring/src/x.rs", "//= virtio-v1.3 2.7: the driver is told.\n"), 0);
         assert_eq!(count("crates/ring/src/x.rs", "fn controlled(untolded: u8) {}\n"), 0);
+        assert_eq!(count("crates/ring/src/x.rs", "fn it_is_told_for_ever() {}\n"), 2);
         assert_eq!(count("benches/x.rs", "/// Peers are told.\n"), 0);
         for (word, _) in GLOSSARY {
             assert_eq!(count("rigs/x.md", word), 1, "{word}");

@@ -94,7 +94,7 @@ impl Pair {
     fn new(tx: Ring, rx: Ring, settings: &Settings) -> Self {
         let (mut tx, mut rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
         for ring in [&mut tx.ring, &mut rx.ring] {
-            ring.always_tells = settings.suppress == Suppress::None;
+            ring.always_notifies = settings.suppress == Suppress::None;
         }
         Self {
             tx,

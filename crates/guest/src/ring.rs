@@ -85,7 +85,7 @@ pub struct Ring {
     memory: Arc<GuestMemory>,
     buffers: Buffers,
     /// Xen rings: kick even if the switch suppresses kicks.
-    pub(super) always_tells: bool,
+    pub(super) always_notifies: bool,
     /// Kicks made.
     pub kicks: u64,
     /// Calls received from the switch.
@@ -132,11 +132,11 @@ impl Ring {
         let used = Vec::with_capacity(usize::from(driver.size()));
         let (kick, call) = (queue.kick, queue.call);
         let half = Half::Virtio(Virtq { driver, kick, call, buffer_of, used });
-        Self { half, memory, buffers, always_tells: false, kicks: 0, calls: 0 }
+        Self { half, memory, buffers, always_notifies: false, kicks: 0, calls: 0 }
     }
 
     pub(super) fn xen(half: Half, memory: Arc<GuestMemory>, buffers: Buffers) -> Self {
-        Self { half, memory, buffers, always_tells: false, kicks: 0, calls: 0 }
+        Self { half, memory, buffers, always_notifies: false, kicks: 0, calls: 0 }
     }
 
     /// Frames lost on the ring: sent and answered with an error, or received and invalid.
@@ -263,8 +263,8 @@ impl Ring {
                 }
                 needed
             }
-            Half::XenTx(tx) => tx.kick(self.always_tells),
-            Half::XenRx(rx) => rx.kick(self.always_tells),
+            Half::XenTx(tx) => tx.kick(self.always_notifies),
+            Half::XenRx(rx) => rx.kick(self.always_notifies),
         };
         self.kicks += u64::from(kicked);
     }

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_told() {
+    fn this_machine_is_described() {
         let machine = Machine { cpu: "x".into(), ..Machine::default() };
         assert_eq!(machine.differs(&machine), None);
         let other = Machine { cpu: "y".into(), ..Machine::default() };

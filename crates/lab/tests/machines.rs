@@ -117,7 +117,7 @@ fn traffic_passes_a_driver_in_qemu() {
 }
 
 #[test]
-fn a_missing_kernel_is_told_with_its_package() {
+fn a_missing_kernel_is_reported_with_its_package() {
     if !possible(&[("qemu-system-x86_64", "--version"), ("busybox", "--help")]) {
         return;
     }

@@ -49,7 +49,7 @@ fn page_needs_nothing_but_itself() {
 }
 
 #[test]
-fn everything_told_is_in_the_page() {
+fn all_contents_are_in_the_page() {
     let document = sample::document();
     let html = read(&write(&folder("everything"), &document).unwrap());
     let texts = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
@@ -154,7 +154,7 @@ fn every_point_is_drawn_and_said() {
 }
 
 #[test]
-fn nothing_told_becomes_markup() {
+fn no_content_becomes_markup() {
     let evil = "</style></script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&\u{1}";
     let mut document = sample::document();
     let text = || evil.to_owned();
@@ -237,7 +237,7 @@ fn a_report_replaces_the_one_before() {
 }
 
 #[test]
-fn what_cannot_be_written_is_told() {
+fn what_cannot_be_written_is_reported() {
     let plot = |file: &str| Part::Plot(Plot { file: file.into(), ..Plot::default() });
     let of = |parts: Vec<Part>| Document { parts, ..Document::default() };
     for parts in [vec![plot("")], vec![plot("../x")], vec![plot("A")], vec![plot("a"), plot("a")]] {

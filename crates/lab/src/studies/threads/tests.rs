@@ -111,7 +111,7 @@ fn middle(value: &Value) -> f64 {
 }
 
 #[test]
-fn speed_up_is_told_beside_the_seeds() {
+fn speed_up_is_shown_beside_the_original() {
     let made = Made::new(&[1, 2, 4, 12], 12, 12);
     let speed_ups = made.table("Speed-up over one worker");
     let two = row(&speed_ups, &["even", "60", "balanced", "2"]);

@@ -20,7 +20,7 @@ fn worker<const N: usize>(queues: [bool; N]) -> Worker {
 
 /// Issue 14, row 13.
 #[test]
-fn poll_in_vain_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
+fn empty_poll_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
     let mut worker = worker([true, false, true]);
     worker.round();
     let owed = worker.owed();
@@ -41,7 +41,7 @@ fn poll_in_vain_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
 
 /// Issue 14, row 13.
 #[test]
-fn kicks_and_the_polls_in_vain_after_them_are_charged_to_who_kicked() {
+fn kicks_and_the_empty_polls_after_them_are_charged_to_who_kicked() {
     let mut worker = worker([true, true]);
     // The kicks alone.
     for _ in 0..(100 * QUANTUM).times(KICK_COST) {
