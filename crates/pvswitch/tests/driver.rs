@@ -133,9 +133,9 @@ fn run_requests(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
     report
 }
 
-/// Issue 16, row 9: a paced sender beside other guests leaves them the CPU. Its frames are counted,
-/// and its own CPU time, which other programs do not add to: 20 us a frame here are 40 % of a core,
-/// and a sender that polls uses all of it that it gets.
+/// Issue 16, row 9: a paced sender beside other guests leaves them the CPU. Judged by its own CPU
+/// time for each frame, which other programs do not add to: 5 us a frame are a tenth of a core at
+/// this rate. One that polls between frames takes all it gets, 50 us a frame on a quiet machine.
 #[test]
 fn a_sender_with_ticks_sleeps_between_them() {
     let dir = Dir::new();
@@ -145,12 +145,7 @@ fn a_sender_with_ticks_sleeps_between_them() {
     let args = ["--rate", "20k", "--tick", "1000", "--frames", "20000", "--check"];
     let report = Gen::start(&dir.path("p0"), &args).report();
     assert_eq!(report["sent_frames"], 20_000, "{report}");
-    let of = |name: &str| report[name].as_f64().unwrap();
-    assert!(of("cpu_s") < 20_000.0 * 20e-6, "{report}");
-    assert!(of("cpu_s") < 0.4 * of("duration_s"), "{report}");
-    // It woke once a tick, or less where it had no CPU.
-    let wakes = of("sleeps") + of("naps");
-    assert!((20_000.0 / 81.0..2000.0).contains(&wakes), "{wakes}: {report}");
+    assert!(report["cpu_s"].as_f64().unwrap() < 20_000.0 * 5e-6, "{report}");
     sink.end();
     switch.wait_up("p1", false);
 }
