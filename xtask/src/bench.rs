@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] [WORDS...]\n\
+const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] \
+    [WORDS...]\n\
     Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.\n\
     --counts: instructions of each frame only, as a Markdown table.";
 /// Turns of each case in a run.
