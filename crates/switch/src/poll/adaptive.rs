@@ -128,13 +128,13 @@ impl Adaptive {
         let since_look = now - self.looked;
         let since_busy = now - self.busy;
         // Otherwise the time since the previous poll was spent on its frames.
-        let in_vain = self.state == State::Hot && self.busy < self.looked;
+        let was_empty = self.state == State::Hot && self.busy < self.looked;
         self.looked = now;
-        if in_vain {
+        if was_empty {
             self.window.empty += since_look;
         }
         if frames > 0 {
-            if in_vain {
+            if was_empty {
                 self.backlog(true);
                 self.run = 0;
             }
@@ -143,7 +143,7 @@ impl Adaptive {
             let since_found = now - self.found;
             self.window.pass(since_found, self.period());
             self.found = now;
-            if in_vain {
+            if was_empty {
                 self.gaps.learn(since_busy, self.costs.wake, 16);
             }
             self.busy = now;
