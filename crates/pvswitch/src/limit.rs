@@ -51,14 +51,14 @@ impl PortLog {
     /// Logs an ordinary event.
     pub fn info(&self, what: fmt::Arguments<'_>) {
         if let Some(suppressed) = self.allow() {
-            tracing::info!("port {}: {what}{suppressed}", self.name);
+            tracing::info!(port = self.name, "{what}{suppressed}");
         }
     }
 
     /// Logs an unexpected event.
     pub fn warn(&self, what: fmt::Arguments<'_>) {
         if let Some(suppressed) = self.allow() {
-            tracing::warn!("port {}: {what}{suppressed}", self.name);
+            tracing::warn!(port = self.name, "{what}{suppressed}");
         }
     }
 }

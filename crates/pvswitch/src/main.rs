@@ -14,6 +14,7 @@ mod hints;
 mod http;
 mod lab;
 mod limit;
+mod log;
 mod manual;
 mod nic;
 mod pool;
@@ -48,7 +49,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let cli = Cli::parse_from(args);
-    init_log();
+    if !matches!(cli.command, Command::Run(_)) {
+        // Its error is of journald only.
+        let _ = log::init(log::Format::Human);
+    }
     let result = match cli.command {
         Command::Run(args) => run_command(args),
         Command::Check(args) => match config::check(&args) {
@@ -95,26 +99,14 @@ fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-fn init_log() {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_writer(std::io::stderr)
-        // An error of the log itself cannot be reported.
-        .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
-}
-
 fn run_command(args: RunArgs) -> Result<(), AnyError> {
-    let options = options(args).map_err(|error| Usage(error.to_string()))?;
+    let (options, log) = options(args).map_err(|error| Usage(error.to_string()))?;
+    log::init(log)?;
     Ok(run::run(options)?)
 }
 
 /// Merges command line, configuration file and defaults, in this order of precedence.
-fn options(args: RunArgs) -> Result<Options, AnyError> {
+fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
     let settings: Settings = args.settings.0;
     let (duration, hints) = (settings.seconds("duration"), !settings.flag("quiet"));
     let command_line = Config { settings, ports: args.ports, statics: Vec::new() };
@@ -139,7 +131,8 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
-    Ok(Options {
+    let log = settings.word("log-format").and_then(log::Format::named).unwrap_or_default();
+    let options = Options {
         policy: policy("poll"),
         call: policy("call"),
         workers: number("workers") as u8,
@@ -161,5 +154,6 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
         config,
         origin,
         include,
-    })
+    };
+    Ok((options, log))
 }

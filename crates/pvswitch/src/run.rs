@@ -528,12 +528,12 @@ impl System {
 
     fn del_port(&mut self, name: &str) -> Result<(), RunError> {
         if let Some(vifs) = self.del_xen_auto(name) {
-            tracing::info!("port {name}: removed, with {vifs} vifs");
+            tracing::info!(port = name, "removed, with {vifs} vifs");
             return Ok(());
         }
         self.port(name)?;
         self.take_down(name, &Leaving::default());
-        tracing::info!("port {name}: removed");
+        tracing::info!(port = name, "removed");
         Ok(())
     }
 
@@ -729,7 +729,7 @@ impl System {
                 Report::KickFdFailed(_, error) => {
                     match state.log() {
                         Some(log) => log.warn(format_args!("kick descriptor failed: {error}")),
-                        None => tracing::warn!("port {}: cannot poll: {error}", state.spec.name),
+                        None => tracing::warn!(port = state.spec.name, "cannot poll: {error}"),
                     }
                     continue;
                 }

@@ -84,6 +84,17 @@ pub const TABLE: &[Entry] = &[
     ),
     Entry::new("http-group", Type::Text("GROUP"), "unchanged", "group of --http unix:PATH")
         .more(", a name or number: that of a proxy, for example"),
+    Entry::new(
+        "log-format",
+        Type::Choice(&[
+            Choice::word("human", "lines for people"),
+            Choice::word("json", "one JSON object per line"),
+            Choice::word("journald", "journald's fields, sent to journald"),
+        ]),
+        "human",
+        "form of the log",
+    )
+    .more(" ([observability](observability.md#log))"),
     Entry::new("duration", Type::Seconds, "indefinitely", "stop after this many seconds")
         .given(Given::CommandLine),
     Entry::new("quiet", Type::Flag, "off", "do not print how to attach guests")

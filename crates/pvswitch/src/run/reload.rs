@@ -410,7 +410,7 @@ impl System {
             if let Attach::Tap(tap) = &state.attach
                 && let Err(error) = tap.restore_offloads()
             {
-                tracing::warn!("port {}: cannot restore offloads: {error}", state.spec.name);
+                tracing::warn!(port = state.spec.name, "cannot restore offloads: {error}");
             }
         }
     }
@@ -441,7 +441,7 @@ impl System {
         for spec in added(diff).map(PortSpec::from).filter(is_auto) {
             // What can fail has been opened.
             if let Err(error) = self.add_xen_auto(&spec) {
-                tracing::warn!("port {}: {error}", spec.name);
+                tracing::warn!(port = spec.name, "{error}");
             }
         }
         self.apply_settings(diff, &wanted);

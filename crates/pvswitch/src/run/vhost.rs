@@ -155,7 +155,7 @@ impl System {
         let backend = Backend::new(device, backend::Options { protocol_features, account });
         let connection = Connection::charged(stream, charge, backend.with_permissions(permissions));
         if let Err(error) = self.watch(connection.as_fd(), Event::Connection(name.into())) {
-            tracing::error!("port {name}: {error}");
+            tracing::error!(port = name, "{error}");
             return;
         }
         let Some((_, _, vhost)) = self.vhost(name) else { return };
@@ -213,7 +213,7 @@ impl System {
             if let Attach::Tap(tap) = &mut state.attach
                 && let Err(error) = tap.follow(&takes(features))
             {
-                tracing::warn!("port {}: cannot change offloads: {error}", state.spec.name);
+                tracing::warn!(port = state.spec.name, "cannot change offloads: {error}");
             }
         }
     }

@@ -443,7 +443,7 @@ impl System {
             }
             if let Some(new) = self.xen_port(&name).and_then(|port| port.control.clone()) {
                 if let Err(error) = self.watch(new.as_fd(), what) {
-                    tracing::error!("port {name}: {error}");
+                    tracing::error!(port = name, "{error}");
                 }
                 // The event for pending requests may have been consumed by an earlier owner.
                 self.serve_control(&name);
