@@ -10,7 +10,7 @@ use api::schema::{Type, bytes_text};
 use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
-use crate::demo::format::{plural, time_ns};
+use crate::demo::format::{plural, si, time_ns};
 use crate::error::AnyError;
 
 /// Maximum time to wait for a port to be drained.
@@ -317,13 +317,23 @@ fn vif(xen: &Value) -> String {
     line
 }
 
+/// A count in at most [`COUNT_MAX`] columns: exact if it is short enough.
+fn count(n: u64) -> String {
+    let exact = n.to_string();
+    if exact.len() <= COUNT_MAX { exact } else { si(n as f64).replace(' ', "") }
+}
+
+/// Most columns of a count, so that a line of `stats` has at most 100.
+const COUNT_MAX: usize = 10;
+
 /// Sums a counter over a port's queues.
 fn sum(queues: &Value, counter: &str) -> u64 {
     let queues = queues.as_array().map(Vec::as_slice).unwrap_or_default();
     queues.iter().filter_map(|q| q[counter].as_u64()).sum()
 }
 
-fn stats(answer: &Value) {
+/// The table of `stats`: heads, and a line for each port.
+fn stats_table(answer: &Value) -> Vec<String> {
     const HEADS: [&str; 8] =
         ["PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS", "HELD"];
     let row = |port: &Value| {
@@ -337,12 +347,16 @@ fn stats(answer: &Value) {
             sum(i, "calls") + sum(e, "calls"),
             sum(e, "held"),
         ];
-        let counts = counts.iter().map(u64::to_string);
+        let counts = counts.iter().map(|n| count(*n));
         std::iter::once(text(&port["name"]).into()).chain(counts).collect::<Vec<_>>()
     };
     let heads = HEADS.map(String::from).to_vec();
     let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "ports").map(row)).collect();
-    let mut lines = columns(&rows, &[0]).into_iter();
+    columns(&rows, &[0])
+}
+
+fn stats(answer: &Value) {
+    let mut lines = stats_table(answer).into_iter();
     lines.next().iter().for_each(|heads| println!("{heads}"));
     for (port, line) in list(answer, "ports").zip(lines) {
         println!("{line}");
@@ -449,6 +463,22 @@ mod tests {
         let lines = columns(&rows, &[0, 2]);
         assert_eq!(lines, ["ADDRESS            VLAN  PORT", "02:00:00:00:00:01  4094  vm1"]);
         assert!(columns(&[], &[]).is_empty());
+    }
+
+    /// Issue 16, row 7: 100 columns, however large the counts.
+    #[test]
+    fn stats_fit_100_columns() {
+        let large = u64::MAX / 16;
+        let queue = json!({ "frames": large, "bytes": large, "kicks": large, "calls": large,
+                            "held": 256 });
+        let port = json!({ "name": "a-long-name-015", "ingress": [queue], "egress": [queue] });
+        let lines = stats_table(&json!({ "ports": [port] }));
+        assert_eq!(lines.len(), 2);
+        assert!(lines.iter().all(|line| line.len() <= 100), "{lines:?}");
+        assert_eq!(
+            (count(9_999_999_999), count(12_345_678_901)),
+            ("9999999999".into(), "12.3G".into())
+        );
     }
 
     /// Issue 16, row 8: the receiver shows what its senders lost because of it.

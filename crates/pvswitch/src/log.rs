@@ -200,7 +200,8 @@ impl Journal {
         let error = |error| {
             let path = path.display();
             io::Error::other(format!(
-                "no log: cannot connect to journald at {path}: {error}; use --log-format human or json"
+                "no log: cannot connect to journald at {path}: {error}; use --log-format human \
+                 or json"
             ))
         };
         socket.connect(path).map_err(error)?;

@@ -6,6 +6,7 @@
 
 mod sample;
 mod table;
+mod trend;
 mod view;
 
 use std::io::{IsTerminal, Read, Write};
@@ -21,9 +22,11 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 use crate::cli::TopArgs;
+use crate::demo::format::plural;
 use crate::{AnyError, Usage};
 use api::control::{ControlError, default_path};
 use sample::{Picture, Sample, picture};
+use trend::Trends;
 use view::Sort;
 
 /// Minimum and maximum time between two samples, in seconds.
@@ -32,6 +35,8 @@ const INTERVAL_S: (f64, f64) = (0.1, 3600.0);
 const PLAIN_WIDTH: usize = 120;
 /// Minimum number of lines for the selected port's page beneath the list.
 const BENEATH_MIN: usize = 14;
+/// Longest filter.
+const FILTER_MAX: usize = 40;
 /// Maximum share of the screen for workers.
 const WORKERS_SHARE: usize = 3;
 
@@ -129,6 +134,7 @@ struct App {
     interval: Duration,
     last: Option<Sample>,
     picture: Picture,
+    trends: Trends,
     /// Why the switch does not reply, and since when.
     unreachable: Option<(String, Instant)>,
     page: Page,
@@ -139,6 +145,10 @@ struct App {
     selected: String,
     /// Lines of the list or page above the visible part.
     scroll: usize,
+    /// Only ports with this in their line are shown.
+    filter: String,
+    /// Whether keys are letters of the filter.
+    is_typing: bool,
     /// Visible lines of the list when last drawn.
     room: usize,
 }
@@ -172,6 +182,7 @@ impl App {
         match answer {
             Ok(sample) => {
                 self.picture = picture(self.last.as_ref(), &sample);
+                self.trends.add(&self.picture);
                 self.last = Some(sample);
                 self.unreachable = None;
             }
@@ -190,10 +201,13 @@ impl App {
         let jump = self.room.max(1) as isize;
         match key.code {
             KeyCode::Char('c') if control => return false,
+            code if self.is_typing => self.type_filter(code),
+            KeyCode::Char('/') if self.page == Page::Ports => self.is_typing = true,
             KeyCode::Char('q') | KeyCode::Esc if self.page != Page::Ports => {
                 self.open(Page::Ports);
             }
             KeyCode::Char('q') => return false,
+            KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('?' | 'h') if self.page == Page::Help => self.open(Page::Ports),
             KeyCode::Char('?' | 'h') => self.open(Page::Help),
             KeyCode::Enter if self.page == Page::Ports => self.open(Page::Port),
@@ -209,6 +223,20 @@ impl App {
             _ => {}
         }
         true
+    }
+
+    /// Handles a key while the filter is typed.
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char(c) if self.filter.len() < FILTER_MAX => self.filter.push(c),
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.is_typing = false;
+            }
+            _ => {}
+        }
     }
 
     fn open(&mut self, page: Page) {
@@ -229,7 +257,9 @@ impl App {
     }
 
     fn sorted(&self) -> Vec<sample::Port> {
+        let wanted = self.filter.to_lowercase();
         let mut ports = self.picture.ports.clone();
+        ports.retain(|port| port.matches(&wanted));
         self.sort.apply(&mut ports);
         ports
     }
@@ -280,7 +310,7 @@ impl App {
                 None => vec![Line::raw(format!("Port {} was removed.", self.selected))],
             },
             Page::Ports => {
-                let (heads, lines) = view::ports(&ports, width, self.queues);
+                let (heads, lines) = view::ports(&ports, width, self.queues, Some(&self.trends));
                 let room = room.saturating_sub(heads.len());
                 top.extend(heads);
                 let mut lines = self.list(&ports, lines, room, width);
@@ -302,7 +332,11 @@ impl App {
         width: usize,
     ) -> Vec<Line<'static>> {
         if ports.is_empty() {
-            return vec![Line::raw("No ports: pvswitch ctl add-port NAME=KIND:ARG")];
+            let why = match self.filter.is_empty() {
+                true => "No ports: pvswitch ctl add-port NAME=KIND:ARG".into(),
+                false => format!("No port has '{}' in its name, state or kind", self.filter),
+            };
+            return vec![Line::raw(why)];
         }
         let selected = ports.iter().position(|port| port.name == self.selected);
         let mine = |(port, _): &view::PortLine| Some(*port) == selected;
@@ -328,19 +362,25 @@ impl App {
         blank.chain(view::detail(port, width)).take(room).collect()
     }
 
+    /// Number of ports, and their order.
+    fn count(&self) -> String {
+        let all = plural(self.picture.ports.len() as u64, "port");
+        let order = self.sort.name();
+        match self.filter.is_empty() {
+            true => format!("{all}, {order}"),
+            false => format!("{} of {all} with '{}', {order}", self.sorted().len(), self.filter),
+        }
+    }
+
     fn foot(&self, width: usize) -> Line<'static> {
+        let typed = format!("/{}_  Enter done  Esc all ports", self.filter);
         let keys = match self.page {
-            Page::Ports => "q quit  j k choose  Enter port  t queues  s sort  ? help",
+            _ if self.is_typing => &typed,
+            Page::Ports => "q quit  j k choose  Enter port  t queues  s sort  / filter  ? help",
             Page::Port => "q back  j k scroll  ? help",
             Page::Help => "q back  j k scroll",
         };
-        let n = self.picture.ports.len();
-        let right = match self.page {
-            Page::Ports => {
-                format!("{n} port{}, {}", if n == 1 { "" } else { "s" }, self.sort.name())
-            }
-            _ => String::new(),
-        };
+        let right = if self.page == Page::Ports { self.count() } else { String::new() };
         let room = width.saturating_sub(right.len());
         let text = format!("{:room$}{right}", table::cut(keys, room.saturating_sub(1)));
         Line::styled(table::cut(&text, width), Style::new().add_modifier(Modifier::REVERSED))

@@ -140,6 +140,11 @@ impl Drop {
 }
 
 impl Port {
+    /// Whether its name, state or kind contains `text`, which is in lower case.
+    pub fn matches(&self, text: &str) -> bool {
+        [&self.name, &self.state, &self.kind].iter().any(|of| of.to_lowercase().contains(text))
+    }
+
     /// Frames dropped per second, all causes.
     pub fn drop_rate(&self) -> Option<f64> {
         self.drops.iter().map(|drop| drop.rate).sum::<Option<f64>>().or(Some(0.0))

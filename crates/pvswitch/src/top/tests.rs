@@ -105,6 +105,71 @@ fn missing_replies_are_reported_until_one_arrives() {
     assert!(!text.contains("NO REPLY") && !text.contains("vm1"), "{text}");
 }
 
+/// Traffic in two samples, then none.
+fn with_history(ports: usize) -> App {
+    let mut app = App { interval: Duration::from_secs(1), ..App::default() };
+    for secs in 10..14 {
+        app.record(Ok(sample(1, secs, ports, 1)));
+    }
+    app
+}
+
+#[test]
+fn history_is_shown_where_there_is_room() {
+    let mut app = with_history(2);
+    let text = screen(&mut app, 160, 30).join("\n");
+    assert!(text.contains(" HISTORY KIND") && text.contains("███ vhost-user:/run"), "{text}");
+    let text = screen(&mut app, 80, 24).join("\n");
+    assert!(!text.contains("HISTORY") && text.contains("no_room"), "{text}");
+}
+
+#[test]
+fn filter_shows_only_ports_with_the_text() {
+    let mut app = with_history(40);
+    let keys = |app: &mut App, keys: &str| {
+        keys.chars().for_each(|key| assert!(press(app, KeyCode::Char(key))));
+    };
+    keys(&mut app, "/vm3q");
+    assert!(screen(&mut app, 80, 24)[23].starts_with("/vm3q_  Enter done"), "q does not quit");
+    press(&mut app, KeyCode::Backspace);
+    let lines = screen(&mut app, 80, 24);
+    assert!(lines[23].ends_with("11 of 40 ports with 'vm3', as added"), "{}", lines[23]);
+    let shown = lines.iter().filter(|line| line.starts_with("vm")).count();
+    assert_eq!((shown, app.selected.as_str()), (11, "vm3"));
+    press(&mut app, KeyCode::Enter);
+    keys(&mut app, "j");
+    assert_eq!(app.selected, "vm30");
+    keys(&mut app, "/x");
+    let text = screen(&mut app, 80, 24).join("\n");
+    assert!(text.contains("No port has 'vm3x' in its name, state or kind"), "{text}");
+    press(&mut app, KeyCode::Esc);
+    assert!(screen(&mut app, 80, 24)[23].ends_with("40 ports, as added"));
+    keys(&mut app, "/DOWN");
+    press(&mut app, KeyCode::Enter);
+    assert!(screen(&mut app, 80, 24)[23].ends_with("10 of 40 ports with 'DOWN', as added"));
+    press(&mut app, KeyCode::Esc);
+    assert!(app.filter.is_empty() && !app.is_typing);
+    let one = screen(&mut with_history(1), 80, 24);
+    assert!(one[23].ends_with("1 port, as added"), "{}", one[23]);
+}
+
+#[test]
+fn red_is_for_losses_and_faults_only() {
+    let mut app = with_history(3);
+    let mut terminal = Terminal::new(TestBackend::new(120, 24)).unwrap();
+    press(&mut app, KeyCode::Down);
+    terminal.draw(|frame| app.draw(frame)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let red: String = (0..24)
+        .flat_map(|y| (0..120).map(move |x| (x, y)))
+        .filter(|at| buffer[*at].style().fg == Some(Color::Red))
+        .map(|at| buffer[at].symbol().to_string())
+        .collect();
+    let words: Vec<_> = red.split_whitespace().collect();
+    // Two rows that are not selected; the second has a fault.
+    assert_eq!(words, ["1.50k", "no_room", "+1", "11.50k", "no_room", "+1"], "{red}");
+}
+
 #[test]
 fn keys_open_pages_and_return() {
     let mut app = app(3, 1);

@@ -5,13 +5,18 @@ use ratatui::text::{Line, Span};
 
 use super::sample::{Picture, Port, Queue, Worker};
 use super::table::{self, Cell, Column, cut, number, word};
+use super::trend::Trends;
 use crate::demo::format::{percent, si, time_ns};
 
 const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
 const FAINT: Style = Style::new().add_modifier(Modifier::DIM);
 const PLAIN: Style = Style::new();
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+const WARN: Style = Style::new().fg(Color::Yellow);
 const GOOD: Style = Style::new().fg(Color::Green);
+const BUSY: Style = Style::new().fg(Color::Cyan);
+/// Share of a CPU from which a worker is near its limit.
+const NEAR_LIMIT: f64 = 0.9;
 
 /// Sort key of the list of ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,15 +89,20 @@ fn share(part: Option<f64>) -> Cell {
     part.map_or(("-".into(), FAINT), |part| cell(percent(part).replace(' ', "")))
 }
 
+/// A share that is a warning near its limit.
+fn limit(part: Option<f64>) -> Cell {
+    let (text, style) = share(part);
+    (text, if part.is_some_and(|part| part >= NEAR_LIMIT) { WARN } else { style })
+}
+
 fn time(ns: Option<f64>) -> Cell {
     ns.map_or(("-".into(), FAINT), |ns| cell(time_ns(ns).replace(' ', "")))
 }
 
 fn state(state: &str) -> Cell {
     let style = match state {
-        "hot" => Style::new().fg(Color::Red),
-        "warm" => Style::new().fg(Color::Yellow),
-        "cold" => Style::new().fg(Color::Cyan),
+        "hot" => BUSY,
+        "warm" => PLAIN,
         _ => FAINT,
     };
     (state.into(), style)
@@ -128,7 +138,7 @@ fn worker(i: usize, worker: &Worker) -> Vec<Cell> {
         cell(i.to_string()),
         (state.0.into(), state.1),
         share(worker.cpu),
-        share(worker.load),
+        limit(worker.load),
         cell(worker.queues.to_string()),
         amount(worker.rounds),
         amount(worker.sleeps),
@@ -163,8 +173,10 @@ const PORTS: [Column; 11] = [
     number("CONT/s", 6, 4),
     number("FAULTS", 6, 2),
     word("DROPS/s WHY", 16, 24, 1),
-    word("KIND", 8, 60, 5),
+    word("KIND", 8, 60, 6),
 ];
+/// Rank of the history: before the kind, it is hidden last.
+const HISTORY_RANK: u8 = 5;
 
 /// Current drops and their cause; earlier drops are faint.
 fn drops(port: &Port) -> Cell {
@@ -183,6 +195,7 @@ fn drops(port: &Port) -> Cell {
 fn link(port: &Port) -> Style {
     match port.state.as_str() {
         "stalled" => BAD,
+        "no-driver" | "draining" | "drained" => WARN,
         _ if port.up => GOOD,
         _ => FAINT,
     }
@@ -266,10 +279,33 @@ fn all_queues(ports: &[Port], width: usize) -> Vec<Line<'static>> {
 /// A line of the list of ports, and the index of its port.
 pub type PortLine = (usize, Line<'static>);
 
+/// The table of ports, with their history if there is one.
+fn port_table(ports: &[Port], width: usize, trends: Option<&Trends>) -> Vec<Line<'static>> {
+    let (mut columns, mut rows) = (PORTS.to_vec(), ports.iter().map(port).collect::<Vec<_>>());
+    if let Some(trends) = trends {
+        // Wider where there is room.
+        let bars = match width {
+            ..140 => 10,
+            140..170 => 20,
+            _ => 40,
+        };
+        let at = columns.len() - 1;
+        columns.insert(at, number("HISTORY", bars, HISTORY_RANK));
+        for (row, port) in rows.iter_mut().zip(ports) {
+            row.insert(at, (trends.line(&port.name, bars), BUSY));
+        }
+    }
+    table::lines(&columns, &rows, width, 0, HEAD)
+}
+
 /// The heads and the lines of the list of ports; with `open`, including their queues.
-pub fn ports(ports: &[Port], width: usize, open: bool) -> (Vec<Line<'static>>, Vec<PortLine>) {
-    let rows: Vec<_> = ports.iter().map(port).collect();
-    let mut lines = table::lines(&PORTS, &rows, width, 0, HEAD).into_iter();
+pub fn ports(
+    ports: &[Port],
+    width: usize,
+    open: bool,
+    trends: Option<&Trends>,
+) -> (Vec<Line<'static>>, Vec<PortLine>) {
+    let mut lines = port_table(ports, width, trends).into_iter();
     let mut heads: Vec<_> = lines.next().into_iter().collect();
     // A single table, so that columns are aligned.
     let rows = ports
@@ -428,6 +464,7 @@ up down   select a port (also k and j, PgUp, PgDn, Home, End)
 Enter     open or close the port's page
 t         show or hide the queues of all ports
 s         next sort key: as added, name, frames in, frames out, drops
+/         show only ports with a text in their name, state or kind; Esc: all
 ?         open or close this page
 
 STATE     of a port: up; unconnected, no front-end; no-driver, a front-end whose
@@ -435,6 +472,8 @@ STATE     of a port: up; unconnected, no front-end; no-driver, a front-end whose
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
           and bits per second; drops with the prefix to: occurred on the way OUT,
           to:lost_ of senders because this port was full
+HISTORY   frames per second of the last samples, both directions; the highest
+          bar is the port's highest rate among them
 HELD      frames held now because the port's queues are full
 CONT/s    lock contentions per second between workers delivering to this port
 STATE     of a queue: hot, polled in every round; warm, polled occasionally;
@@ -444,7 +483,9 @@ F/KICK    frames from the guest per kick
 F/CALL    frames to the guest per call (interrupt)
 1ST       time from wake-up to delivery of the first frame: mean, maximum
 LOAD      share of the worker's time spent on its queues
-CPU       share of one core";
+CPU       share of one core
+Colours   green: up; cyan: polled, and history; yellow: no driver, draining, a
+          worker above 90 %; red: losses now, faults, stalled; faint: none";
     TEXT.lines().map(Line::raw).collect()
 }
 
@@ -457,7 +498,7 @@ pub fn plain(picture: &Picture, width: usize) -> String {
     ];
     lines.extend(workers(picture, width, usize::MAX));
     lines.push(Line::raw(""));
-    let (heads, all) = ports(&picture.ports, width, false);
+    let (heads, all) = ports(&picture.ports, width, false, None);
     lines.extend(heads);
     lines.extend(all.into_iter().map(|(_, line)| line));
     lines.push(Line::raw(""));

@@ -401,6 +401,14 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         let remedy = "short bursts are normal; otherwise the guest needs CPU or a longer ring";
         all.push(Finding::new(Rank::Note, "held", what, remedy));
     }
+    let waits = seen.count(name, Way::From, "rate_waits").1;
+    if waits > 0.0 {
+        let rate = text(&seen.port(name)["rules"]["rate-in"]);
+        let what =
+            format!("its guest has more to send than rate-in={rate}: frames wait in its ring");
+        let remedy = format!("none is lost; for more: `pvswitch ctl set {name} rate-in=RATE`");
+        all.push(Finding::new(Rank::Limited, "rate_in", what, remedy));
+    }
     let served = seen.count(name, Way::From, "served_ns").1 / 1e9;
     let polls = seen.count(name, Way::From, "polls").1;
     let empty = seen.count(name, Way::From, "polls_empty").1;

@@ -223,6 +223,16 @@ fn refusals_faults_and_errors() {
 fn waiting_frames_busy_workers_and_silence() {
     let held = Case::healthy().counter(0, "egress", "held", 0, 3);
     check(&held, Rank::Note, "held", &["3 frames for its guest wait"]);
+    let limited = Case::healthy().with(0, "rules", json!({ "rate-in": "100Mbit" })).counter(
+        0,
+        "ingress",
+        "rate_waits",
+        5,
+        9,
+    );
+    check(&limited, Rank::Limited, "rate_in", &["more to send than rate-in=100Mbit"]);
+    let dropped = Case::healthy().counter(0, "egress", "drops_rate", 5, 9);
+    check(&dropped, Rank::Losing, "drops_rate", &["beyond its rate-out="]);
     let busy = |empty: u64| {
         Case::healthy()
             .counter(0, "ingress", "served_ns", 0, 1_990_000_000)
