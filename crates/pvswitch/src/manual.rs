@@ -62,7 +62,8 @@ mod tests {
             let name = command.get_name();
             let page = read(&format!("share/man/man1/pvswitch-{name}.1"));
             assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}");
-            assert!(read("share/man/man1/pvswitch.1").contains(&format!("pvswitch\\-{name}(1)")));
+            let listed = format!("pvswitch\\-{}(1)", name.replace('-', "\\-"));
+            assert!(read("share/man/man1/pvswitch.1").contains(&listed), "{listed}");
         }
         assert!(!dir.join("share/man/man1/pvswitch-manual.1").exists());
         for name in [
