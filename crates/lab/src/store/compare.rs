@@ -121,7 +121,7 @@ fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
 }
 
 /// Tests whether a sample differs from a base: the p-value of the two-sided Mann-Whitney U test,
-/// and what follows at [`SIGNIFICANCE`].
+/// and what follows at `SIGNIFICANCE`.
 pub fn tested(ours: &[f64], base: &[f64]) -> (f64, Outcome) {
     let p = mann_whitney(ours, base);
     let outcome = if p < SIGNIFICANCE {
