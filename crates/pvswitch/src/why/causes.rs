@@ -168,7 +168,7 @@ const TO: [Cause; 12] = [
     normal("drops_held_down", "were waiting when the guest disconnected", "none"),
     cause(
         "drops_rate",
-        "are beyond rate-out= of the port",
+        "are beyond its rate-out=",
         "raise it or its burst-out=, or use rate-in= of the senders, which loses nothing",
     ),
 ];
