@@ -62,7 +62,7 @@ impl Case {
 }
 
 /// Cases on virtqueues.
-static VIRTQUEUES: [Case; 24] = [
+static VIRTQUEUES: [Case; 25] = [
     guest(
         "loops",
         "descriptor chains with loops",
@@ -160,6 +160,15 @@ static VIRTQUEUES: [Case; 24] = [
         "receive buffers of 1 to 13 bytes",
         &["CVE-2021-3748"],
         receive::tiny_buffers,
+    )
+    .receives(),
+    case(
+        "punched-receive",
+        Who::FrontEnd,
+        "receive buffers of 127 one-byte pieces on pages that are hole-punched repeatedly",
+        &["row 9"],
+        BOTH,
+        receive::punched,
     )
     .receives(),
     guest(

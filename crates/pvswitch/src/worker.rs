@@ -73,9 +73,11 @@ impl Worker {
         let table = Arc::new(Table::new());
         let common = &pool.common;
         let fdb = Arc::clone(&common.fdb);
+        let mut forwarder = Forwarder::new(common.mode, handle.index, fdb, table, common.flow_key);
+        forwarder.set_usage(usage);
         Self {
             scheduler: Scheduler::new(handle.index, common.costs),
-            forwarder: Forwarder::new(common.mode, handle.index, fdb, table, common.flow_key),
+            forwarder,
             handle,
             pool,
             watched: HashMap::new(),

@@ -60,3 +60,36 @@ fn checked_frames_arrive_unchanged_and_frames_of_also_count_in_no_total() {
     let (foreign, aside) = (third.end()["foreign_frames"].as_u64().unwrap(), aside.as_u64());
     assert!((aside.unwrap()..=aside.unwrap() + 2).contains(&foreign), "{foreign} of {aside:?}");
 }
+
+/// Row 9, its twin: receive buffers on absent pages.
+#[test]
+fn receiver_with_absent_pages_pays_for_them_and_the_pair_beside_it_loses_nothing() {
+    for packed in [&[][..], &["--packed"]] {
+        let dir = Dir::new();
+        let switch = Switch::start(&dir, &[], &["a", "b", "bad"].map(|name| dir.port(name, "")));
+        let (mac, bad) = ("02:00:00:00:00:0b", "02:00:00:00:00:0c");
+        let sink = Gen::start(&dir.path("b"), &["--mode", "sink", "--check", "--mac", mac]);
+        let attack = ["--mode", "hostile=punched-receive", "--mac", bad, "--duration", "60"];
+        let attacker = Gen::start(&dir.path("bad"), &[&attack[..], packed].concat());
+        let known = || switch.json(&["fdb"]).to_string().matches("02:00").count() >= 2;
+        wait_for("both addresses", known);
+        let args = ["--check", "--size", "700", "--rate", "2k", "--peer", mac, "--duration", "1"];
+        let also = format!("{bad},4");
+        let sent = Gen::start(&dir.path("a"), &[&args[..], &["--also", &also]].concat()).report();
+        let (frames, aside) = (&sent["sent_frames"], sent["aside_frames"].as_u64().unwrap());
+        let (frames, count) =
+            (frames.as_u64().unwrap(), |name| switch.counter("bad", "egress", name));
+        wait_for("all frames", || switch.counter("b", "egress", "frames") >= frames);
+        let lost = || ["lost_slow", "lost_no_room", "lost_aged"].iter().map(|name| count(name));
+        wait_for("an end of each frame", || count("frames") + lost().sum::<u64>() >= aside);
+        // Where page faults are so fast that no delivery is long, all arrive.
+        let (slow, got) = (count("lost_slow"), count("frames"));
+        assert!(slow > 0 || got >= aside, "{slow} lost, {got} of {aside} delivered");
+        assert_eq!(switch.counter("a", "ingress", "drops_no_room"), lost().sum::<u64>());
+        drop(attacker);
+        let got = sink.end();
+        assert_eq!(got["corrupt_frames"], 0, "{got}");
+        let number = |name: &str| got[name].as_u64().unwrap();
+        assert_eq!(number("received_frames") - number("foreign_frames"), frames);
+    }
+}

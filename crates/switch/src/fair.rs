@@ -89,7 +89,22 @@ const SLOW_SHARE: u64 = 1024;
 /// long because the worker lost its CPU, perhaps to another virtual machine.
 const SLOW_FAULTS: u64 = 4;
 /// Time after such a burst in which another one needs no further proof.
-const SLOW_FOR: Ns = Ns::from_secs(10);
+pub(crate) const SLOW_FOR: Ns = Ns::from_secs(10);
+/// Bytes of received frames for each of which one page fault is nobody's fault: the buffers of a
+/// guest that was just started are absent, two pages for 4 KiB.
+const BYTES_PER_FAULT: u64 = 2048;
+
+/// Time for which slow guests are not served after a burst of one of them that took `cpu`.
+pub(crate) fn slow_rest(cpu: Ns) -> Ns {
+    cpu * (SLOW_SHARE - 1)
+}
+
+/// Whether the receiver's memory made a delivery of `frames`, in total `bytes` long, slow: by CPU
+/// time and page faults, on average of its frames.
+pub(crate) fn is_slow_delivery(frames: usize, bytes: u64, used: Usage) -> bool {
+    let frames = frames.max(1) as u64;
+    used.cpu > LONG * frames && used.faults >= SLOW_FAULTS * frames + bytes / BYTES_PER_FAULT
+}
 
 /// What a thread has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -188,7 +203,7 @@ impl Pace {
         if is_slow && (self.frames == 1 || now < self.slow_until) {
             (self.frames, self.since) = (1, now);
             self.slow_until = now + SLOW_FOR;
-            return own.cpu * (SLOW_SHARE - 1);
+            return slow_rest(own.cpu);
         }
         if took > LONG && frames > 0 {
             let excess = LONG_EXCESS * LONG_SHARE;

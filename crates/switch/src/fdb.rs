@@ -154,6 +154,8 @@ pub struct Fdb {
     learned: Box<[AtomicU32]>,
     /// Static entries. Written under `writer` only.
     statics: AtomicU32,
+    /// Entries removed so far.
+    removals: AtomicU64,
     writer: Mutex<Writer>,
     key: [u64; 2],
     ageing_s: AtomicU32,
@@ -193,6 +195,7 @@ impl Fdb {
             sets: (0..sets).map(|_| Set::default()).collect(),
             learned: (0..=u16::MAX).map(|_| AtomicU32::new(0)).collect(),
             statics: AtomicU32::new(0),
+            removals: AtomicU64::new(0),
             writer: Mutex::new(Writer { ports_active: 0 }),
             key,
             ageing_s: AtomicU32::new(ageing_s),
@@ -249,6 +252,13 @@ impl Fdb {
         let (at, _) = place.ok_or(TableFull)?;
         self.replace(&mut writer, at, key, value);
         Ok(())
+    }
+
+    /// Number of entries removed so far: what a caller knows of entries is out of date once it has
+    /// changed.
+    #[inline]
+    pub fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
     }
 
     /// Removes `mac` in `vlan`, static or learned. Returns whether it existed.
@@ -512,6 +522,7 @@ impl Fdb {
         let set = &self.sets[at.set];
         set.values.0[at.way].store(old.next_generation().0, Ordering::Relaxed);
         if old.is_valid() {
+            self.removals.fetch_add(1, Ordering::Release);
             self.count(writer, old, false);
         }
         // Pairs with the fence in `read`: a reader that sees the key change sees the value vacated.

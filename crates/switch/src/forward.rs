@@ -6,12 +6,14 @@
 
 mod bounds;
 mod direct;
+mod fetch;
 mod findings;
 mod full;
 mod late;
 mod mirror;
 mod queue;
 mod rates;
+mod slow;
 mod starved;
 mod storm;
 mod tenants;
@@ -23,12 +25,15 @@ use std::sync::{Arc, Mutex};
 use shm::Seg;
 
 use self::bounds::MayFlood;
+use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent};
 pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
 use self::rates::police;
+use self::slow::Slow;
+pub use self::slow::SlowDelivery;
 pub use self::starved::STARVED_AFTER;
 pub use self::storm::StormLimits;
 use crate::account::Account;
@@ -43,7 +48,7 @@ use crate::steering::Steering;
 use crate::tenant::{Admitted, Tenants};
 use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
-use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
+use crate::vnet::{GSO_NONE, VnetHdr};
 
 /// Shortest frame: addresses and type.
 const ETHERNET_LEN: u32 = 14;
@@ -226,6 +231,8 @@ pub struct Forwarder {
     retagged: tenants::Retagged,
     /// Cost of the burst so far.
     made: bounds::Made,
+    /// Measured deliveries.
+    slow: Slow,
     /// Full destinations to retry, each with whether it was armed since the last retry.
     blocked: BTreeMap<(PortId, u16), bool>,
     /// Findings of the call in progress.
@@ -236,6 +243,8 @@ pub struct Forwarder {
     late_at: Instant,
     /// Time of the table's last sweep.
     aged_s: u32,
+    /// Entries that had been removed from the table when these were true.
+    fdb_removals: u64,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
     last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
 }
@@ -260,11 +269,13 @@ impl Forwarder {
             tenants: None,
             retagged: tenants::Retagged::default(),
             made: bounds::Made::default(),
+            slow: Slow::default(),
             blocked: BTreeMap::new(),
             findings: Findings::default(),
             late: Vec::new(),
             late_at: Instant::NEVER,
             aged_s: 0,
+            fdb_removals: 0,
             last_learned: None,
             last_found: None,
         }
@@ -297,6 +308,11 @@ impl Forwarder {
         self.groups_used = 0;
         self.bursts += 1;
         self.made = bounds::Made::default();
+        // A guest that reconnects is learned again, within the same second, too.
+        let removals = self.fdb.removals();
+        if removals != self.fdb_removals {
+            (self.fdb_removals, self.last_learned, self.last_found) = (removals, None, None);
+        }
         match (self.mode, self.tenants.clone()) {
             (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
             (Mode::Switch, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
@@ -649,7 +665,9 @@ impl Forwarder {
         }
         // After the held frames.
         let is_free = !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now);
-        let (mut done, fault) = if is_free {
+        let (mut done, fault) = if self.is_measured(egress, now) {
+            self.put_measured(from, port, group, burst, (&mut *queue, is_free, now))
+        } else if is_free {
             self.put(&mut *queue, egress, &Senders::One(&from.stats), &group.picks, burst)
         } else {
             (0, None)
@@ -771,24 +789,6 @@ impl Forwarder {
         }
         egress.stats.drops_no_room.add(u64::from(cut));
         Ok(true)
-    }
-}
-
-/// Copies granted frames to private memory: all if the destination does not accept grants,
-/// otherwise those that need offloads in software. Unreadable frames are dropped.
-#[cold]
-fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, as_it_is: bool) {
-    let needs_work = |burst: &Burst<'_>, i: usize| {
-        let hdr = burst.frames[i].hdr;
-        !hdr.is_plain() && offload::needs_work(burst.head(i), &hdr, takes)
-    };
-    let mut wanted = 0_u64;
-    for i in group.picks.iter().map(|pick| usize::from(*pick)) {
-        wanted |= u64::from(!as_it_is || needs_work(burst, i)) << i;
-    }
-    burst.fetch((0..burst.frames.len()).filter(|i| wanted & 1 << i != 0));
-    if burst.any_excluded() {
-        group.retain(|i| !burst.is_excluded(i));
     }
 }
 

@@ -119,7 +119,7 @@ counters! {
         /// The sender's grant could not be read.
         drops_bad_grant,
         /// The destination was full for too long, or its hold queue was full. Counted there, too,
-        /// as `lost_no_room` or `lost_aged`.
+        /// as `lost_no_room`, `lost_aged` or `lost_slow`.
         drops_no_room: Shared,
         /// The toolstack set the port's link down.
         drops_down,
@@ -190,7 +190,10 @@ counters! {
         lost_no_room,
         /// Frames held here for too long, and dropped.
         lost_aged,
-        /// Time workers spent on delivering held frames, in ns.
+        /// Frames dropped because page faults in the peer's memory make deliveries long, and its part
+        /// of the worker's time was used up.
+        lost_slow,
+        /// Time workers spent on delivering held frames, and in slow deliveries, in ns.
         served_ns: Shared,
         /// Times the queue's lock was held by another worker.
         contended,
@@ -214,6 +217,8 @@ counters! {
         drops_no_room,
         /// Copies of flooded frames that were held for too long.
         drops_aged,
+        /// Copies of flooded frames, as `lost_slow`.
+        drops_slow,
         /// Frames held when the queue's peer disconnected.
         drops_held_down,
         /// Frames beyond the port's `rate-out=`.

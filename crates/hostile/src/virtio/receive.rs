@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ring::virtq::{Buf, DriverQueue};
+use rustix::fs::FallocateFlags;
 
 use super::wire::{BUFFERS, GUEST, LEN, NEXT, RX, Raw, SIZE, TX, WRITE};
 use crate::{Attack, Error};
@@ -79,6 +80,34 @@ pub fn tiny_buffers(attack: &mut Attack<'_>) -> Result<(), Error> {
                 break;
             }
             attack.rest(Duration::from_micros(200));
+        }
+        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
+    }
+    Ok(())
+}
+
+/// Buffers of 127 one-byte pieces on distinct pages of a file, and one long one; the pages are
+/// hole-punched repeatedly, so that each piece of a frame is a page fault of the switch.
+pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
+    const PIECES: u64 = 127;
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let piece = |i: u64| Buf { addr: RECEIVED + i * 4096, len: 1, write: true };
+    let mut bufs: Vec<_> = (0..PIECES).map(piece).collect();
+    bufs.push(Buf { addr: RECEIVED + PIECES * 4096, len: BUFFER, write: true });
+    while let Some((raw, mut rx)) = receiver(attack)? {
+        let mut used = Vec::new();
+        while attack.on() && !raw.is_closed(Duration::ZERO) {
+            rustix::fs::fallocate(&raw.file, punch, RECEIVED - GUEST, (PIECES + 1) * 4096)?;
+            while rx.add(&bufs).is_some() {
+                attack.tally.attempts += 1;
+            }
+            rx.publish();
+            raw.kick();
+            used.clear();
+            if rx.take_used(usize::from(SIZE), &mut used).is_err() {
+                break;
+            }
+            attack.rest(Duration::from_micros(100));
         }
         attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
     }

@@ -59,6 +59,7 @@ const EGRESS: Way = Way {
         ("holds", "Frames held because the queue was full."),
         ("lost_no_room", "Frames of senders lost because too many were held."),
         ("lost_aged", "Frames of senders lost because they were held for too long."),
+        ("lost_slow", "Frames of senders lost because page faults in its memory are slow."),
         ("served_ns", "Worker time spent on delivering held frames."),
         ("contended", "Times the queue's lock was held by another worker."),
         ("segmented", "Frames created by segmentation in software."),

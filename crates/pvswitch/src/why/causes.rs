@@ -50,6 +50,8 @@ const fn normal(name: &'static str, what: &'static str, remedy: &'static str) ->
 const BROKEN: &str = "its driver is broken or hostile: update it, or remove the port";
 const FULL: &str =
     "give the receiving guest CPU, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
+const ABSENT: &str = "its memory is swapped out, not yet allocated, or freed by a hostile \
+     front end: preallocate it";
 const RULES: &str = "the guest uses another address, forwards for others, or spoofs: add it \
      to the rule (`pvswitch ctl set`), or ask its owner";
 const STORM: &str = "look for a loop or a scan in the guest; if it is wanted, raise storm=";
@@ -138,7 +140,7 @@ const FROM: [Cause; 28] = [
     cause("drops_storm_unknown", "are for unknown addresses, beyond storm= of the port", STORM),
 ];
 
-const TO: [Cause; 12] = [
+const TO: [Cause; 14] = [
     cause(
         "lost_no_room",
         "of other ports found this guest's receive ring and hold queue full",
@@ -148,6 +150,12 @@ const TO: [Cause; 12] = [
         "lost_aged",
         "of other ports waited 200 ms here without a receive buffer",
         "the guest accepts almost nothing: is its driver running, has it CPU?",
+    ),
+    cause("lost_slow", "of other ports met absent pages in its receive buffers", ABSENT),
+    cause(
+        "drops_slow",
+        "are copies of floods that met absent pages in its receive buffers",
+        ABSENT,
     ),
     cause("drops_too_long", "are above its MTU, or above all its receive buffers", SIZES),
     cause("drops_bad_addr", "found receive buffers outside its memory", BROKEN),

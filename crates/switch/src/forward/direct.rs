@@ -37,7 +37,7 @@ impl Forwarder {
             return;
         }
         let egress = &partner.egress[usize::from(from.queue % active)];
-        if egress.is_holding() {
+        if egress.is_holding() || egress.is_slow(now) {
             return;
         }
         let mut queue = egress.lock();

@@ -193,13 +193,15 @@ impl Forwarder {
     ) -> bool {
         let egress = &port.egress[usize::from(queue)];
         let mut hold = egress.held();
-        let late = hold.expire(now, &egress.stats);
+        // A slow queue holds nothing: it could not be served before its frames are too old.
+        let expires = if egress.is_slow(now) { Instant::NEVER } else { now };
+        let late = hold.expire(expires, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
         // Cheap if it is still full: senders that do not wait call this with each burst.
         let fits = first.is_some_and(|len| to.room(len, 1) != Ok(0));
         let (mut sent, mut fault) = (0, None);
         if fits {
-            (sent, fault) = self.send_oldest(port, egress, &hold, to, now);
+            (sent, fault) = self.send_oldest((port, queue), egress, &hold, to, now);
             hold.remove(sent);
         }
         if let Some(fault) = fault {
@@ -226,13 +228,13 @@ impl Forwarder {
     /// Puts the oldest frames, up to a burst of them; returns the number handled.
     fn send_oldest(
         &mut self,
-        port: &Port,
+        (port, queue): (&Port, u16),
         egress: &EgressQueue,
         hold: &Hold,
         to: &mut dyn Egress,
         now: Instant,
     ) -> (usize, Option<Fault>) {
-        let n = hold.len().min(BURST_MAX);
+        let (n, at) = (hold.len().min(BURST_MAX), (port.id, queue));
         let mut burst = Burst::default();
         let mut senders = Vec::with_capacity(n);
         for held in hold.iter().take(n) {
@@ -241,7 +243,14 @@ impl Forwarder {
         }
         burst.snapshot();
         let picks: Vec<u16> = (0..n as u16).collect();
-        let (done, fault) = self.put(to, egress, &Senders::Held(&senders), &picks, &burst);
+        let from = Senders::Held(&senders);
+        let (done, fault) = if self.is_measured(egress, now) {
+            self.measured(at, egress, &burst, now, |this| {
+                this.put(to, egress, &from, &picks, &burst)
+            })
+        } else {
+            self.put(to, egress, &from, &picks, &burst)
+        };
         if port.mirror.is_on() {
             port.mirror.copy(&burst, 0..done, false, now);
         }
@@ -299,6 +308,7 @@ impl Forwarder {
         let table = Arc::clone(&self.table);
         let news = |at: &(PortId, u16)| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
+        self.set_measures(true);
         for at in due {
             self.blocked.remove(&at);
             let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
@@ -311,6 +321,7 @@ impl Forwarder {
             drop(queue);
             done(at, egress);
         }
+        self.set_measures(false);
         std::mem::take(&mut self.findings)
     }
 

@@ -31,6 +31,8 @@ pub struct EgressQueue {
     pub(super) full_at: AtomicU64,
     /// Whether that was `STARVED_AFTER` ago and was reported to the operator.
     pub(super) starved: AtomicBool,
+    /// Time until which the queue is slow: see [`is_slow`](Self::is_slow).
+    pub(super) slow_until_ns: AtomicU64,
     /// Call policy and pending notification.
     call: AtomicU64,
     notifier: Mutex<Notifier>,
@@ -50,6 +52,7 @@ impl EgressQueue {
             full_ns: AtomicU64::new(0),
             full_at: AtomicU64::new(0),
             starved: AtomicBool::new(false),
+            slow_until_ns: AtomicU64::new(0),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),
         }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::direct::Direct;
+use crate::fair::Usage;
 use crate::fdb::Mac;
 use crate::frame::BURST_MAX;
 use crate::poll::Policy;
@@ -34,7 +35,17 @@ struct FakeEgress {
     flushed: usize,
     steer: Option<Arc<dyn Steer>>,
     stats: Arc<EgressStats>,
+    /// Page faults in the peer's memory for each frame.
+    faults: u64,
 }
+
+/// CPU time of a page fault.
+const FAULT: Ns = Ns::from_us(15);
+
+thread_local! {
+    static USED: std::cell::Cell<Usage> = const { std::cell::Cell::new(ZERO) };
+}
+const ZERO: Usage = Usage { cpu: Ns::ZERO, faults: 0 };
 
 impl FakeEgress {
     fn take(&mut self, bytes: Vec<u8>, hdr: VnetHdr) -> Result<bool, Fault> {
@@ -45,6 +56,8 @@ impl FakeEgress {
             self.stats.full.add(1);
             return Ok(false);
         }
+        let Usage { cpu, faults } = USED.get();
+        USED.set(Usage { cpu: cpu + FAULT * self.faults, faults: faults + self.faults });
         self.room -= 1;
         self.stats.frames.add(1);
         self.stats.bytes.add(bytes.len() as u64);
@@ -249,6 +262,7 @@ fn fake() -> (Arc<Mutex<FakeEgress>>, Arc<EgressStats>) {
         flushed: 0,
         steer: None,
         stats: Arc::clone(&stats),
+        faults: 0,
     };
     (Arc::new(Mutex::new(fake)), stats)
 }
@@ -330,6 +344,21 @@ fn moved_address_is_followed_at_once() {
     rig.send(0, &[frame(mac(1), mac(5), 4)]);
     assert_eq!(serials(&rig.got(2)), [4]);
     assert!(rig.got(1).is_empty());
+}
+
+#[test]
+fn guest_that_reconnects_within_a_second_is_learned_again() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    rig.send(1, &[frame(BROADCAST, mac(1), 1)]);
+    assert_eq!(rig.fdb.flush_learned(PortId(1)), 1, "it disconnects");
+    rig.send(1, &[frame(BROADCAST, mac(1), 2)]);
+    rig.send(0, &[frame(mac(1), mac(5), 3)]);
+    assert_eq!(serials(&rig.got(1)), [3]);
+    assert_eq!(serials(&rig.got(2)), [1, 2], "not flooded");
+    // Whoever sends to it notices at once that it is gone.
+    rig.fdb.flush_learned(PortId(1));
+    rig.send(0, &[frame(mac(1), mac(5), 4)]);
+    assert_eq!(serials(&rig.got(2)), [4]);
 }
 
 #[test]
@@ -745,5 +774,6 @@ proptest! {
 mod bounds;
 mod granted;
 mod rates;
+mod slow;
 mod storm;
 mod tenants;

@@ -2,7 +2,7 @@
 
 use crate::fair::{BurstUsage, Usage};
 use crate::flow::rarp;
-use crate::forward::{Findings, Forwarder, Source};
+use crate::forward::{Findings, Forwarder, SlowDelivery, Source};
 use crate::frame::Burst;
 use crate::port::Ingress;
 use crate::time::Instant;
@@ -26,8 +26,10 @@ pub struct BurstResult {
     /// The queue's peer broke its protocol: nothing was taken, and the port is to be stopped. The
     /// fault is the last of the events found.
     pub faulty: bool,
-    /// What the burst used, if it was measured.
+    /// What the burst used, if it was measured, without slow deliveries.
     pub used: Option<BurstUsage>,
+    /// Deliveries that were long by their receivers' memory.
+    pub slow: Vec<SlowDelivery>,
     /// What forwarding found.
     pub findings: Findings,
 }
@@ -70,7 +72,10 @@ pub fn burst(
     let got = if max == 0 {
         Ok(0)
     } else {
-        took.findings.merge(forwarder.direct(source, ingress, now));
+        // Direct reads are not measured.
+        if began.is_none() {
+            took.findings.merge(forwarder.direct(source, ingress, now));
+        }
         ingress.burst(max, now, scratch, &mut |burst| {
             let found = match began {
                 Some((usage, began)) if !burst.permits_granted() => {
@@ -84,7 +89,12 @@ pub fn burst(
             took.findings.merge(found);
         })
     };
-    took.used = began.map(|(usage, began)| BurstUsage { own, all: usage().since(began) });
+    took.slow = forwarder.take_slow_deliveries();
+    took.used = began.map(|(usage, began)| {
+        let mut all = usage().since(began);
+        took.slow.iter().for_each(|slow| all.cpu -= slow.took);
+        BurstUsage { own, all }
+    });
     source.stats.polls.add(1);
     match got {
         Ok(frames) => took.frames = frames,
@@ -125,7 +135,9 @@ fn forward_copies(
     for (bytes, frame) in copies.iter().zip(&burst.frames) {
         private.push_private(bytes, frame.hdr);
     }
+    forwarder.set_measures(true);
     let found = forwarder.forward(source, &mut private, now);
+    forwarder.set_measures(false);
     if private.left() > 0 {
         burst.leave(private.frames.len() - private.left());
     }

@@ -2,6 +2,7 @@
 
 use super::{BurstResult, Scheduler, Step, Then};
 use crate::fair::BurstUsage;
+use crate::forward::{SlowDelivery, Source};
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
 use crate::time::{Instant, Ns};
@@ -44,13 +45,15 @@ pub(super) struct Turn {
     action: Action,
     /// What the burst of a watched queue used.
     used: Option<BurstUsage>,
+    /// Time in slow deliveries: their receivers'.
+    elsewhere: Ns,
 }
 
 impl Default for Turn {
     fn default() -> Self {
         let action = Action::Poll;
-        let (began, used) = (Instant::START, None);
-        Self { began, budget: 0, max: 0, frames: 0, announced: false, action, used }
+        let (began, used, elsewhere) = (Instant::START, None, Ns::ZERO);
+        Self { began, budget: 0, max: 0, frames: 0, announced: false, action, used, elsewhere }
     }
 }
 
@@ -169,6 +172,9 @@ impl<Q> Scheduler<Q> {
     #[inline]
     pub fn record_burst(&mut self, took: &BurstResult) -> Then {
         assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
+        if !took.slow.is_empty() {
+            self.charge_receivers(&took.slow);
+        }
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
         if took.paused != queue.paused {
@@ -224,8 +230,8 @@ impl<Q> Scheduler<Q> {
     pub(super) fn book(&mut self, now: Instant) {
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
-        let Turn { began, frames, announced, action, used, .. } = self.turn;
-        let took = now - began;
+        let Turn { began, frames, announced, action, used, elsewhere, .. } = self.turn;
+        let took = now - began - elsewhere;
         queue.served.source.stats.served_ns.add(took.get());
         queue.record_first_frame(frames, now);
         queue.backlog.update(frames > 0 && action == Action::Poll, now);
@@ -266,6 +272,19 @@ impl<Q> Scheduler<Q> {
             }
         }
         self.step = Step::Pick;
+    }
+
+    /// Charges slow deliveries of a burst to the receivers' ingress queues, and not to the sender.
+    #[cold]
+    fn charge_receivers(&mut self, deliveries: &[SlowDelivery]) {
+        for SlowDelivery { port, queue, took } in deliveries {
+            self.window.1 += *took;
+            self.turn.elsewhere += *took;
+            let is_its = |source: &Source| (source.port, source.queue) == (*port, *queue);
+            if let Some(payer) = self.queues.iter_mut().find(|q| is_its(&q.served.source)) {
+                payer.share.charge_outside_turn(*took);
+            }
+        }
     }
 
     /// The queue just served leaves the hot ones.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fair::QUANTUM;
+use crate::forward::SlowDelivery;
 
 /// What one burst takes, and how many rounds that is.
 const BURST: Ns = Ns::from_ms(2);
@@ -132,4 +133,24 @@ fn rounds_in_which_all_owe_time_are_skipped_together() {
     assert_eq!(polls(&worker), 2);
     worker.round();
     assert!(polls(&worker) > 2);
+}
+
+/// Issue 14, row 9.
+#[test]
+fn slow_delivery_is_charged_to_its_receiver_and_not_to_its_sender() {
+    let mut worker = worker([true, true]);
+    let at = loop {
+        if let Effect::Serve { at, .. } = worker.scheduler.next(worker.now(), &worker.forwarder) {
+            break at;
+        }
+    };
+    worker.pass(BURST);
+    let receiver = 1 - at;
+    let slow = vec![SlowDelivery { port: PortId(receiver as u16), queue: 0, took: BURST }];
+    let took = BurstResult { frames: 1, slow, ..BurstResult::default() };
+    assert_eq!(worker.scheduler.record_burst(&took), Then::Over);
+    let _ = worker.scheduler.next(worker.now(), &worker.forwarder);
+    let owed = worker.owed();
+    assert_eq!((owed[at], owed[receiver]), (0, 1), "one round at most");
+    assert!(!worker.scheduler.queues[at].is_watched());
 }

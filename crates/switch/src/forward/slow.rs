@@ -1,0 +1,162 @@
+//! Receivers whose memory makes deliveries long: each page of their buffers is absent, and our copy
+//! into it is a page fault.
+//!
+//! Deliveries are measured in CPU time and page faults of the thread while their sender's bursts
+//! are [watched](crate::schedule::Queue::is_watched), because some were long, and always for
+//! frames that were held and for a receiver that is known to be slow. A slow receiver gets one frame at a time, and then none until
+//! its part of the worker's time covers that one; frames for it are dropped meanwhile, not held:
+//! the shortest of these times is as long as a frame may be held. The time of a slow delivery is
+//! the receiver's, not the sender's ([`Forwarder::take_slow_deliveries`]).
+
+use std::sync::atomic::Ordering;
+
+use super::{EgressQueue, Forwarder, Group, Port, Senders, Source};
+use crate::fair::{self, Usage};
+use crate::fdb::PortId;
+use crate::frame::Burst;
+use crate::port::{Egress, Fault};
+use crate::time::{Instant, Ns};
+
+/// A delivery that was long by page faults in its receiver's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowDelivery {
+    /// The receiver's port.
+    pub port: PortId,
+    /// The index of its egress queue.
+    pub queue: u16,
+    /// CPU time.
+    pub took: Ns,
+}
+
+/// What a worker measures of its deliveries.
+#[derive(Default)]
+pub(super) struct Slow {
+    /// What the thread has used; `None`: nothing is measured.
+    usage: Option<fn() -> Usage>,
+    /// Whether the burst in progress is measured.
+    measures: bool,
+    /// Time from which slow receivers, one of them, may get a frame again.
+    from: Instant,
+    deliveries: Vec<SlowDelivery>,
+}
+
+impl EgressQueue {
+    /// Whether its peer's memory made deliveries long in the last seconds.
+    #[inline]
+    pub fn is_slow(&self, now: Instant) -> bool {
+        now.ns() < self.slow_until_ns.load(Ordering::Relaxed)
+    }
+}
+
+impl Forwarder {
+    /// Has deliveries measured by `usage`: what the calling thread has used.
+    pub fn set_usage(&mut self, usage: fn() -> Usage) {
+        self.slow.usage = Some(usage);
+    }
+
+    /// Sets whether the deliveries of the next bursts are measured. Their frames must be in private
+    /// memory: page faults in the sender's would count as the receiver's.
+    pub fn set_measures(&mut self, measures: bool) {
+        self.slow.measures = measures;
+    }
+
+    /// Removes and returns the slow deliveries since the last call.
+    pub fn take_slow_deliveries(&mut self) -> Vec<SlowDelivery> {
+        std::mem::take(&mut self.slow.deliveries)
+    }
+
+    /// Whether deliveries to `egress` go through [`put_slow`](Self::put_slow) or
+    /// [`measured`](Self::measured).
+    #[inline]
+    pub(super) fn is_measured(&self, egress: &EgressQueue, now: Instant) -> bool {
+        self.slow.measures || egress.is_slow(now)
+    }
+
+    /// Puts a group to a queue that is slow, or whose deliveries are measured.
+    #[cold]
+    pub(super) fn put_measured(
+        &mut self,
+        from: &Source,
+        port: &Port,
+        group: &mut Group,
+        burst: &Burst<'_>,
+        (to, is_free, now): (&mut dyn Egress, bool, Instant),
+    ) -> (usize, Option<Fault>) {
+        let egress = &port.egress[usize::from(group.queue)];
+        if egress.is_slow(now) {
+            return self.put_slow(from, port, group, burst, (to, now));
+        }
+        if !is_free {
+            return (0, None);
+        }
+        let (at, senders) = ((group.port, group.queue), Senders::One(&from.stats));
+        let picks = &group.picks;
+        self.measured(at, egress, burst, now, |this| this.put(to, egress, &senders, picks, burst))
+    }
+
+    /// Puts a group to a slow queue: its frames one by one, until one took long; the others are
+    /// dropped, and removed from the group. Nothing is held for such a queue.
+    #[cold]
+    fn put_slow(
+        &mut self,
+        from: &Source,
+        port: &Port,
+        group: &mut Group,
+        burst: &Burst<'_>,
+        (to, now): (&mut dyn Egress, Instant),
+    ) -> (usize, Option<Fault>) {
+        let egress = &port.egress[usize::from(group.queue)];
+        let (mut done, mut fault) = (0, None);
+        while let Some(pick) = group.picks.get(done).filter(|_| now >= self.slow.from) {
+            let i = usize::from(*pick);
+            let bytes = burst.copy_of(i);
+            let mut private = Burst::default();
+            private.push_private(&bytes, burst.frames[i].hdr);
+            private.snapshot();
+            let senders = Senders::One(&from.stats);
+            let at = (port.id, group.queue);
+            let put = self.measured(at, egress, &private, now, |this| {
+                this.put(to, egress, &senders, &[0], &private)
+            });
+            fault = put.1;
+            if put.0 == 0 {
+                break;
+            }
+            done += 1;
+        }
+        if fault.is_none() {
+            let lost = (done..group.picks.len()).filter(|n| group.floods & 1 << n == 0).count();
+            let floods = group.picks.len() - done - lost;
+            from.stats.drops_no_room.add(lost as u64);
+            egress.stats.lost_slow.add(lost as u64);
+            egress.stats.drops_slow.add(floods as u64);
+            group.picks.truncate(done);
+        }
+        (done, fault)
+    }
+
+    /// Puts frames of `burst`, which are private, by `put`, and measures it: the queue is slow from
+    /// now on if its frames were long by page faults.
+    #[cold]
+    pub(super) fn measured(
+        &mut self,
+        (port, queue): (PortId, u16),
+        egress: &EgressQueue,
+        burst: &Burst<'_>,
+        now: Instant,
+        put: impl FnOnce(&mut Self) -> (usize, Option<Fault>),
+    ) -> (usize, Option<Fault>) {
+        let Some(usage) = self.slow.usage else { return put(self) };
+        let before = usage();
+        let (done, fault) = put(self);
+        let used = usage().since(before);
+        let bytes = burst.frames.iter().map(|frame| u64::from(frame.len)).sum();
+        if fair::is_slow_delivery(done, bytes, used) {
+            egress.slow_until_ns.store((now + fair::SLOW_FOR).ns(), Ordering::Relaxed);
+            self.slow.from = now + fair::slow_rest(used.cpu);
+            egress.stats.served_ns.add(used.cpu.get());
+            self.slow.deliveries.push(SlowDelivery { port, queue, took: used.cpu });
+        }
+        (done, fault)
+    }
+}
