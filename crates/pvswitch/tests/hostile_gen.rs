@@ -61,7 +61,7 @@ fn checked_frames_arrive_unchanged_and_frames_of_also_count_in_no_total() {
     assert!((aside.unwrap()..=aside.unwrap() + 2).contains(&foreign), "{foreign} of {aside:?}");
 }
 
-/// Row 9, its twin: receive buffers on absent pages.
+/// Issue 14, row 9, its twin: receive buffers on absent pages.
 #[test]
 fn receiver_with_absent_pages_pays_for_them_and_the_pair_beside_it_loses_nothing() {
     for packed in [&[][..], &["--packed"]] {

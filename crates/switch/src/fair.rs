@@ -419,6 +419,7 @@ mod tests {
         Some(BurstUsage { own: Usage { cpu: own, faults }, all: Usage { cpu: all, faults } })
     }
 
+    /// Issue 14, row 9.
     #[test]
     fn single_frames_slow_by_the_senders_memory_make_a_queue_wait() {
         let mut pace = Pace::default();

@@ -1,6 +1,7 @@
 //! Queues paused because their destination is full.
 
 use switch::forward::{EgressQueue, Port};
+use switch::hold::PAUSE_WINDOW;
 use switch::poll::State;
 use switch::stats::EgressStats;
 use switch::time::Ns;
@@ -136,6 +137,7 @@ fn room_at_a_receiver_does_not_train_adaptive() {
     wired.send(64);
     wired.rig.wait_for("frames", |rig| rig.taken() == 64);
     // One more frame, and the destination is full.
+    let full = Instant::now();
     wired.send(1);
     wired.rig.wait_for("a pause", |rig| rig.stats.pauses.get() > 0);
     wired.rig.wait_for("the queue to be cold", cold);
@@ -144,7 +146,12 @@ fn room_at_a_receiver_does_not_train_adaptive() {
         wired.rig.pool.wake(1);
         std::thread::sleep(Duration::from_millis(1));
         wired.rig.wait_for("the queue to be cold", cold);
+        let polled = polls(&wired.rig) - before;
+        // Such a destination is not waited for any longer: this machine was too busy.
+        if full.elapsed() > Duration::from(PAUSE_WINDOW) {
+            break;
+        }
         // Full destinations are also retried every 12.5 ms.
-        assert!(polls(&wired.rig) < before + 50, "{} polls", polls(&wired.rig) - before);
+        assert!(polled < 50, "{polled} polls");
     }
 }

@@ -1,4 +1,4 @@
-//! Receivers whose memory makes deliveries long by page faults.
+//! Issue 14, row 9: receivers whose memory makes deliveries long by page faults.
 
 use super::*;
 use crate::fair::{SLOW_FOR, slow_rest};

@@ -79,6 +79,7 @@ fn put(egress: &mut VirtioEgress, frames: usize, len: usize) -> usize {
     done
 }
 
+/// Issue 14, row 4.
 #[test]
 fn chain_whose_buffers_span_all_regions_costs_no_more_than_the_limit() {
     for packed in [false, true] {
