@@ -190,8 +190,8 @@ counters! {
         lost_no_room,
         /// Frames held here for too long, and dropped.
         lost_aged,
-        /// Frames dropped because page faults in the peer's memory make deliveries long, and its part
-        /// of the worker's time was used up.
+        /// Frames dropped because page faults in the peer's memory make deliveries long, and its
+        /// part of the worker's time was used up.
         lost_slow,
         /// Time workers spent on delivering held frames, and in slow deliveries, in ns.
         served_ns: Shared,

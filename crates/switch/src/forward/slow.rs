@@ -3,10 +3,11 @@
 //!
 //! Deliveries are measured in CPU time and page faults of the thread while their sender's bursts
 //! are [watched](crate::schedule::Queue::is_watched), because some were long, and always for
-//! frames that were held and for a receiver that is known to be slow. A slow receiver gets one frame at a time, and then none until
-//! its part of the worker's time covers that one; frames for it are dropped meanwhile, not held:
-//! the shortest of these times is as long as a frame may be held. The time of a slow delivery is
-//! the receiver's, not the sender's ([`Forwarder::take_slow_deliveries`]).
+//! frames that were held and for a receiver that is known to be slow. A slow receiver gets one
+//! frame at a time, and then none until its part of the worker's time covers that one; frames for
+//! it are dropped meanwhile, not held: the shortest of these times is as long as a frame may be
+//! held. The time of a slow delivery is the receiver's, not the sender's
+//! ([`Forwarder::take_slow_deliveries`]).
 
 use std::sync::atomic::Ordering;
 
