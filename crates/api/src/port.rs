@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
-use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_rules};
+use crate::schema::port::{INHERITED, KINDS, KINDS_LATER, Kind, check_rules};
 use crate::schema::{Entry, Value, find, unknown_hint};
 
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
@@ -161,6 +161,7 @@ impl PortText {
         check_name(&self.name)?;
         check_text(&self.arg)?;
         (self.kind.entry().check)(&self.arg)?;
+        self.check_inherited()?;
         if self.word("mode") == Some("client")
             && let Some(given) =
                 self.options.iter().find(|given| given.entry.name.starts_with(SOCKET))
@@ -181,6 +182,27 @@ impl PortText {
             }
         }
         Ok(())
+    }
+
+    /// An inherited socket listens, and has its permissions.
+    fn check_inherited(&self) -> Result<(), String> {
+        if self.kind != Kind::VhostUser || !self.arg.starts_with(INHERITED) {
+            return Ok(());
+        }
+        if self.word("mode") == Some("client") {
+            return Err("mode=client connects to a path, not to an inherited socket: use \
+                        mode=server, or vhost-user:PATH"
+                .into());
+        }
+        let mut given = self.options.iter();
+        match given.find(|given| given.entry.name.starts_with(SOCKET)) {
+            Some(given) => Err(format!(
+                "{}: permissions of an inherited socket are set where it is made: SocketMode= and \
+                 SocketGroup= of the socket unit",
+                given.entry.name
+            )),
+            None => Ok(()),
+        }
     }
 
     /// The value of an option: the last one given, or the default if it is a value.

@@ -2,6 +2,7 @@
 //!
 //! * `socket`: Unix sockets, and messages with descriptors (SCM_RIGHTS)
 //! * `listen`: listening sockets with a group and a mode, made without a race
+//! * `inherit`: descriptors that the process's starter passed to it
 //! * `users`: groups by name, and the user of a socket's peer
 //! * `event`: eventfds and pipes as signals
 //! * `poll`: waiting for one descriptor or a few, and [`Epoll`] for many
@@ -20,6 +21,7 @@
 mod backoff;
 mod event;
 mod fd;
+mod inherit;
 mod listen;
 mod poll;
 mod socket;
@@ -30,6 +32,7 @@ mod users;
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
+pub use inherit::{InheritError, inherited_by_name};
 pub use listen::{Listener, Permissions, create_directory};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{

@@ -21,6 +21,7 @@ use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, Rena
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use crate::fd::set_nonblocking;
 use crate::poll::{Until, wait};
 use crate::socket::{Carries, PATH_MAX, SocketError, address, os, socket};
 use crate::users::{Group, peer};
@@ -76,13 +77,13 @@ pub fn create_directory(path: &Path, permissions: &Permissions) -> std::io::Resu
     Ok(true)
 }
 
-/// A listening socket; its name is removed with it.
+/// A listening socket; its name is removed with it, unless it was inherited.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of our name, so that another's is not removed.
-    made: Identity,
+    /// Device and inode of our name, so that another's is not removed; `None`: it was inherited.
+    made: Option<Identity>,
 }
 
 /// Device and inode of a name.
@@ -130,7 +131,37 @@ impl Listener {
         let made = name.permit(&temporary.0, permissions)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os)?;
         name.place(&temporary.0)?;
-        Ok(Self { socket, path: path.into(), made })
+        Ok(Self { socket, path: path.into(), made: Some(made) })
+    }
+
+    /// Uses a socket that listens already, made by the process's starter, which keeps its name.
+    /// `path` stands for it in messages and in [`is_at`](Self::is_at).
+    ///
+    /// # Errors
+    /// [`SocketError::NotListening`]: it is something else.
+    pub fn inherited(socket: OwnedFd, path: &Path) -> Result<Self, SocketError> {
+        use rustix::net::{AddressFamily, SocketType, sockopt};
+        let what = match sockopt::socket_domain(&socket) {
+            Err(_) => Some("is not a socket"),
+            Ok(AddressFamily::UNIX) => match sockopt::socket_type(&socket) {
+                Ok(SocketType::STREAM) => match sockopt::socket_acceptconn(&socket) {
+                    Ok(true) => None,
+                    _ => Some("does not listen"),
+                },
+                _ => Some("is not a stream socket"),
+            },
+            Ok(_) => Some("is not a Unix socket"),
+        };
+        if let Some(what) = what {
+            return Err(SocketError::NotListening { path: path.into(), what });
+        }
+        set_nonblocking(socket.as_fd());
+        Ok(Self { socket, path: path.into(), made: None })
+    }
+
+    /// Whether it was inherited: its starter goes on to use it.
+    pub fn is_inherited(&self) -> bool {
+        self.made.is_none()
     }
 
     /// The path it listens at.
@@ -140,7 +171,10 @@ impl Listener {
 
     /// Whether `path` is a name of this socket.
     pub fn is_at(&self, path: &Path) -> bool {
-        identity(path) == Some(self.made)
+        match self.made {
+            Some(made) => identity(path) == Some(made),
+            None => path == self.path,
+        }
     }
 
     /// Accepts the next connection, non-blocking; `None` if there is none.
@@ -183,7 +217,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.is_at(&self.path) {
+        if self.made.is_some() && self.is_at(&self.path) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -47,6 +47,13 @@ pub enum SocketError {
     },
     /// The path is not a socket.
     NotASocket(PathBuf),
+    /// An inherited descriptor is not a Unix socket that listens.
+    NotListening {
+        /// The setting that names it.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// No process listens at the path (yet).
     NoListener(PathBuf),
     /// No peer connected in time.
@@ -111,6 +118,14 @@ impl fmt::Display for SocketError {
                     f,
                     "socket {}: cannot give it to group {group}: only root and members of the \
                      group may; add the switch's user to it, or choose another group",
+                    path.display()
+                );
+            }
+            Self::NotListening { path, what } => {
+                return write!(
+                    f,
+                    "inherited descriptor {} {what}: use one that listens at a Unix stream socket \
+                     (ListenStream=/run/... in a socket unit)",
                     path.display()
                 );
             }

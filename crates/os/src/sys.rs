@@ -1,14 +1,16 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
 //! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer; page
-//! faults of a thread; descriptors inherited by number.
+//! faults of a thread; descriptors that the process inherited.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event::signal;
 use crate::fd::set_nonblocking;
+use crate::inherit::{FIRST, InheritError};
 
 /// Page faults of this thread so far.
 pub fn thread_page_faults() -> u64 {
@@ -34,6 +36,26 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the descriptor is new, and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether inherited descriptors have an owner.
+static INHERITED: AtomicBool = AtomicBool::new(false);
+
+/// Takes the first `count` inherited descriptors; none from the second call on.
+pub(crate) fn take_inherited(count: usize) -> Result<Vec<OwnedFd>, InheritError> {
+    if INHERITED.swap(true, Ordering::Relaxed) {
+        return Ok(Vec::new());
+    }
+    let take = |fd| {
+        // SAFETY: the call only sets a flag of a descriptor, or fails.
+        if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+            return Err(InheritError::NotOpen { fd, error: io::Error::last_os_error() });
+        }
+        // SAFETY: it is open, and was so when the process began, which has opened none yet; its
+        // starter passed it, and nothing else in the process owns it: this happens once.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    (FIRST..).take(count).map(take).collect()
 }
 
 /// A thread's queue of asynchronous reads; see [`signal_event`].

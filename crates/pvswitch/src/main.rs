@@ -123,6 +123,12 @@ fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
     if control_write && control_access.group.is_none() {
         return Err("--control-write group: name the group with --control-group GROUP".into());
     }
+    let is_inherited = settings.text("control").is_some_and(|at| at.starts_with(api::INHERITED));
+    if is_inherited && control_access.mode.is_some() {
+        return Err("--control-mode: the mode of an inherited socket is set where it is made: \
+                    SocketMode= of the socket unit"
+            .into());
+    }
     let http = settings.address("http");
     if http_access != Access::default() && !matches!(http, Some(api::Address::Unix(_))) {
         return Err(

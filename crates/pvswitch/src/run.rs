@@ -5,6 +5,7 @@
 
 mod accounts;
 mod error;
+mod inherited;
 mod manager;
 mod reload;
 mod requests;
@@ -15,7 +16,7 @@ mod vhost;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use api::near::did_you_mean;
 use api::{Config, PORTS_MAX};
-use os::{Carries, Epoll, Listener};
+use os::{Epoll, Listener};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source, Table};
@@ -230,6 +231,8 @@ struct System {
     suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
+    /// Sockets that the process's starter made, by name.
+    inherited: Vec<(String, OwnedFd)>,
     manager: Manager,
     stop: bool,
 }
@@ -250,13 +253,16 @@ fn watch(
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
 pub fn run(options: Options) -> Result<(), RunError> {
+    let inherited =
+        os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
     setup::raise_descriptor_limit();
     setup::guard_memory();
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
-    let mut system = System::new(options)?;
+    let mut system = System::new(options, inherited)?;
     system.watch(signals.as_fd(), Event::Signal)?;
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.start_ports()?;
+    system.warn_of_unused();
     tracing::info!(
         "switching between {} with {}, poll {}",
         plural(system.ports.len() as u64, "port"),
@@ -272,7 +278,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
 }
 
 impl System {
-    fn new(options: Options) -> Result<Self, RunError> {
+    fn new(options: Options, inherited: Vec<(String, OwnedFd)>) -> Result<Self, RunError> {
         let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
@@ -314,6 +320,7 @@ impl System {
             budgets: setup::budgets(),
             suspended: Vec::new(),
             hangups,
+            inherited,
             manager: Manager::from_environment(),
             stop: false,
         };
@@ -343,14 +350,14 @@ impl System {
                 return Ok(());
             }
         };
-        match Listener::bind(&path, Carries::Stream, &permissions) {
+        match self.listen("control", &path, &permissions) {
             Ok(listener) => {
                 self.rights = Rights::new(permissions.group, self.options.control_write);
                 self.watch(listener.as_fd(), Event::ControlListener)?;
                 self.control = Some(listener);
                 Ok(())
             }
-            Err(error) if explicit.is_some() => Err(error.into()),
+            Err(error) if explicit.is_some() => Err(error),
             // A second switch on the machine works without a control socket.
             Err(error) => {
                 tracing::warn!("no control socket: {error} (give --control PATH)");
@@ -555,8 +562,10 @@ impl System {
                 Some(listener) => {
                     self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
                     // Connections queued at the listener close with it, with the data queued in
-                    // them.
-                    if let Ok(last) = listener.as_fd().try_clone_to_owned() {
+                    // them. An inherited one is its starter's, who may pass it again.
+                    if !listener.is_inherited()
+                        && let Ok(last) = listener.as_fd().try_clone_to_owned()
+                    {
                         os::shutdown(last.as_fd());
                         foreign::close(last, &state.port.account);
                     }

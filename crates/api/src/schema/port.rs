@@ -40,10 +40,11 @@ pub const KINDS: [KindEntry; 5] = [
     KindEntry {
         kind: Kind::VhostUser,
         name: "vhost-user",
-        args: &["SOCKET"],
+        args: &["SOCKET", "fd=NAME"],
         file: "socket",
         check: socket,
-        help: "a virtual machine's virtio-net device, by vhost-user",
+        help: "a virtual machine's virtio-net device, by vhost-user; fd=NAME: a socket that \
+               systemd made",
     },
     KindEntry {
         kind: Kind::Tap,
@@ -493,7 +494,22 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Longest Linux interface name.
 const IFNAME_MAX: usize = 15;
 
+/// Prefix of a socket that the process's starter made; the rest is its name.
+pub const INHERITED: &str = "fd=";
+/// Longest name of an inherited descriptor, as systemd has it.
+const FD_NAME_MAX: usize = 255;
+
 fn socket(path: &str) -> Result<(), String> {
+    if let Some(name) = path.strip_prefix(INHERITED) {
+        let legal = |c: char| c.is_ascii_graphic() && !":,".contains(c);
+        if (1..=FD_NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
+            return Ok(());
+        }
+        return Err(format!(
+            "fd={name}: a descriptor's name has 1 to {FD_NAME_MAX} characters, without white \
+             space, ':' and ','; use FileDescriptorName= of the socket unit"
+        ));
+    }
     match path.len() {
         0 => Err("no socket path: use vhost-user:PATH".into()),
         1..=SOCKET_PATH_MAX => Ok(()),

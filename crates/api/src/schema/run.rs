@@ -51,7 +51,10 @@ pub const TABLE: &[Entry] = &[
         "`/run/pvswitch/control.sock` or `$XDG_RUNTIME_DIR/pvswitch.sock`, below",
         "socket of ctl, top and capture",
     )
-    .more("; if it is in use, the default causes a warning, a given path an error"),
+    .more(
+        "; if it is in use, the default causes a warning, a given path an error. `fd=NAME`: a \
+         socket that systemd made ([installation](install.md#socket-activation))",
+    ),
     Entry::new(
         "control-mode",
         Type::Mode,

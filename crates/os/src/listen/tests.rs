@@ -119,7 +119,8 @@ fn a_listener_with_a_full_backlog_does_not_block_us() {
 #[test]
 fn a_listener_that_cannot_accept_is_an_os_error() {
     let dir = dir("accept");
-    let listener = Listener { socket: socket(Stream).unwrap(), path: dir.clone(), made: (0, 0) };
+    let listener =
+        Listener { socket: socket(Stream).unwrap(), path: dir.clone(), made: Some((0, 0)) };
     let error = listener.accept().unwrap_err();
     assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
     std::fs::remove_dir_all(dir).unwrap();

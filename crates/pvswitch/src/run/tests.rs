@@ -17,7 +17,7 @@ impl Drop for Dir {
 fn system(name: &str) -> (System, Dir) {
     let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let system = System::new(Options {
+    let options = Options {
         config: Config::default(),
         origin: Origin::default(),
         include: None,
@@ -36,7 +36,8 @@ fn system(name: &str) -> (System, Dir) {
         ageing_s: 300,
         addresses_per_port: 16,
         hints: false,
-    });
+    };
+    let system = System::new(options, Vec::new());
     (system.unwrap(), Dir(dir))
 }
 

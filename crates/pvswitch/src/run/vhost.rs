@@ -64,7 +64,8 @@ impl System {
                     return Err(RunError::OwnSocket { name, socket, by });
                 }
                 let permissions = super::permissions(&spec.name, &conf.access)?;
-                let listener = Listener::bind(&conf.socket, Carries::Stream, &permissions)?;
+                let what = format!("port '{}'", spec.name);
+                let listener = self.listen(&what, &conf.socket, &permissions)?;
                 self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
                 Some(listener)
             }

@@ -19,7 +19,7 @@ use crate::spec::Access;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
-    System::new(Options {
+    let options = Options {
         config: Config::default(),
         origin: Origin::default(),
         include: None,
@@ -39,8 +39,8 @@ fn system(control: PathBuf) -> System {
         ageing_s: 300,
         addresses_per_port: 16,
         hints: false,
-    })
-    .unwrap()
+    };
+    System::new(options, Vec::new()).unwrap()
 }
 
 fn show(system: &System) -> Value {
