@@ -216,6 +216,10 @@ impl Device for Checked {
         self.0.lock().unwrap().rings.remove(&ring).map(|queue| queue.base())
     }
 
+    fn position(&mut self, _: u16) -> Option<u32> {
+        None
+    }
+
     fn enable(&mut self, ring: u16, _: bool) {
         assert!(ring < RINGS, "ring {ring} does not exist");
         let mut state = self.0.lock().unwrap();

@@ -7,6 +7,7 @@
 //! ```
 
 mod diff;
+mod text;
 mod toml;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::diff::{Diff, PortDiff, SettingDiff};
+pub use self::text::ConfigText;
 use crate::near::did_you_mean;
 use crate::port::{Given, PortText};
 use crate::schema::Value;

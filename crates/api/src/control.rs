@@ -84,6 +84,12 @@ pub enum Request {
         #[serde(default)]
         dry_run: bool,
     },
+    /// Hands the switch to a new process, without an interruption that guests notice.
+    Upgrade {
+        /// Path of the program; none: that of the running switch.
+        #[serde(default)]
+        program: Option<PathBuf>,
+    },
     /// Returns the running configuration as a file.
     Config,
     /// Stops the switch.
@@ -97,6 +103,12 @@ impl Request {
     /// Whether it changes the switch, or shows frames of guests: more than reading its state.
     pub fn changes(&self) -> bool {
         !Self::READS.contains(&&*self.name())
+    }
+
+    /// Whether only the switch's user and root may make it: it runs a program with the switch's
+    /// rights.
+    pub fn is_for_owner(&self) -> bool {
+        matches!(self, Self::Upgrade { .. })
     }
 
     /// Its name on the wire.

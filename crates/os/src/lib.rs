@@ -21,6 +21,7 @@
 mod backoff;
 mod event;
 mod fd;
+mod handover;
 mod inherit;
 mod listen;
 mod poll;
@@ -32,6 +33,7 @@ mod users;
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
+pub use handover::{HandoverError, receive_state, send_state};
 pub use inherit::{InheritError, inherited_by_name};
 pub use listen::{Listener, Permissions, create_directory};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};

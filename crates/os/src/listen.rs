@@ -84,6 +84,8 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of our name, so that another's is not removed; `None`: it was inherited.
     made: Option<Identity>,
+    /// Its name belongs to another process.
+    lent: bool,
 }
 
 /// Device and inode of a name.
@@ -131,7 +133,7 @@ impl Listener {
         let made = name.permit(&temporary.0, permissions)?;
         rustix::net::listen(&socket, BACKLOG).map_err(os)?;
         name.place(&temporary.0)?;
-        Ok(Self { socket, path: path.into(), made: Some(made) })
+        Ok(Self { socket, path: path.into(), made: Some(made), lent: false })
     }
 
     /// Uses a socket that listens already, made by the process's starter, which keeps its name.
@@ -156,12 +158,29 @@ impl Listener {
             return Err(SocketError::NotListening { path: path.into(), what });
         }
         set_nonblocking(socket.as_fd());
-        Ok(Self { socket, path: path.into(), made: None })
+        Ok(Self { socket, path: path.into(), made: None, lent: false })
     }
 
     /// Whether it was inherited: its starter goes on to use it.
     pub fn is_inherited(&self) -> bool {
         self.made.is_none()
+    }
+
+    /// Uses a listening socket of another process, whose name at `path` has this device and inode
+    /// (`None`: the name is a third's).
+    /// The name is not removed with the listener before [`own`](Self::own).
+    pub fn adopt(socket: OwnedFd, path: &Path, made: Option<(u64, u64)>) -> Self {
+        Self { socket, path: path.into(), made, lent: true }
+    }
+
+    /// Makes the name this process's own: the other one has ended.
+    pub fn own(&mut self) {
+        self.lent = false;
+    }
+
+    /// Device and inode of its name; `None`: it was inherited, and its starter keeps the name.
+    pub fn made(&self) -> Option<(u64, u64)> {
+        self.made
     }
 
     /// The path it listens at.
@@ -217,7 +236,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.made.is_some() && self.is_at(&self.path) {
+        if self.made.is_some() && !self.lent && self.is_at(&self.path) {
             let _ = std::fs::remove_file(&self.path);
         }
     }

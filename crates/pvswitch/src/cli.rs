@@ -131,6 +131,15 @@ Examples:
   pvswitch ctl reload --dry-run
   pvswitch ctl reload --json";
 
+const UPGRADE_HELP: &str = "\
+If the new process does not start or refuses the state, the old one goes on and the error says why.
+Only root and the switch's user may do this. The process id changes. Captures and other connections
+to the control socket end. Switches with Xen vifs refuse: restart them.
+Examples:
+  pvswitch ctl upgrade
+  pvswitch ctl upgrade /opt/pvswitch-1.3/pvswitch --json
+      {\"ok\": true, \"pid\": ..., \"program\": ...}; ctl show --json has taken_over.outage_us";
+
 const SAVE_HELP: &str = "\
 The file is written beside FILE and renamed. Comments are lost. Without FILE, a configuration with
 an include directory is refused, because the directory's files would no longer be read, and one with
@@ -149,6 +158,9 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortText>,
+    /// Take over the switch of the process that started this one, by `ctl upgrade`
+    #[arg(long, hide = true, exclusive = true)]
+    pub takeover: bool,
     /// Settings of the switch as a whole.
     #[command(flatten)]
     pub settings: Settings,
@@ -308,6 +320,13 @@ pub enum CtlCommand {
         /// Time between two samples of the counters: what is lost now, and what earlier?
         #[arg(long, value_name = "S", default_value_t = 1.0)]
         seconds: f64,
+    },
+    /// Hand the switch to a new process without an interruption that guests notice: connections,
+    /// rings, interfaces, learned addresses and counters stay
+    #[command(after_help = UPGRADE_HELP)]
+    Upgrade {
+        /// Program to start [default: that of the running switch, as it is on disk now]
+        program: Option<PathBuf>,
     },
     /// Stop the switch
     Shutdown,

@@ -49,6 +49,9 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         CtlCommand::Why { name, seconds } => {
             return crate::why::command(&path, &name, seconds, args.json);
         }
+        CtlCommand::Upgrade { program } => {
+            Request::Upgrade { program: program.map(std::path::absolute).transpose()? }
+        }
         CtlCommand::Shutdown => Request::Shutdown,
     };
     let mut answer = match &request {
@@ -68,6 +71,9 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         Request::Stats => stats(&answer),
         Request::Fdb => fdb(&answer),
         Request::Reload { .. } => reload(&answer),
+        Request::Upgrade { .. } => {
+            println!("handed over to {}, pid {}", text(&answer["program"]), answer["pid"]);
+        }
         _ => {}
     }
     Ok(())

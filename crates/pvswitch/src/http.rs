@@ -86,6 +86,16 @@ pub struct Server {
     pub url: String,
     /// The Unix socket, if it serves one; removes its path on drop.
     pub socket: Option<Listener>,
+    /// The TCP listener, if it serves one.
+    pub tcp: Option<OwnedFd>,
+}
+
+/// A listener of another process.
+pub enum Inherited {
+    /// A TCP listener.
+    Tcp(OwnedFd),
+    /// A Unix socket.
+    Unix(Listener),
 }
 
 impl AsFd for Server {
@@ -96,29 +106,43 @@ impl AsFd for Server {
 }
 
 impl Server {
-    /// Binds the address and starts the server's thread. A Unix socket has these permissions.
+    /// Binds the address, or takes over a listener of another process, and starts the server's
+    /// thread. A Unix socket has these permissions.
     ///
     /// # Errors
     /// [`HttpError`]: the address, the socket or the thread.
-    pub fn start(address: &Address, permissions: &Permissions) -> Result<Self, HttpError> {
+    pub fn start(
+        address: &Address,
+        permissions: &Permissions,
+        inherited: Option<Inherited>,
+    ) -> Result<Self, HttpError> {
         let listen = |error| HttpError::Listen { address: address.clone(), error };
-        let (acceptor, url, socket) = match address {
-            Address::Tcp(host, port) => {
-                let listener = bind(host, *port).map_err(listen)?;
+        let (mut tcp, mut socket) = (None, None);
+        let (acceptor, url) = match (address, inherited) {
+            (Address::Tcp(host, port), inherited) => {
+                let listener = match inherited {
+                    Some(Inherited::Tcp(fd)) => TcpListener::from(fd),
+                    _ => bind(host, *port).map_err(listen)?,
+                };
                 let at = listener.local_addr().map_err(listen)?;
                 warn_if_remote(at);
-                (Acceptor::Tcp(listener), format!("http://{at}/"), None)
+                tcp = Some(listener.as_fd().try_clone_to_owned()?);
+                (Acceptor::Tcp(listener), format!("http://{at}/"))
             }
-            Address::Unix(path) => {
-                let socket = Listener::bind(path, Carries::Stream, permissions)?;
+            (Address::Unix(path), inherited) => {
+                let own = match inherited {
+                    Some(Inherited::Unix(listener)) => listener,
+                    _ => Listener::bind(path, Carries::Stream, permissions)?,
+                };
                 if permissions.is_for_all() {
                     tracing::warn!(
                         "HTTP at {address} can be read by every user of this machine: names, \
                          sockets and counters of all ports; restrict it with --http-mode"
                     );
                 }
-                let listener = UnixListener::from(socket.as_fd().try_clone_to_owned()?);
-                (Acceptor::Unix(listener), address.to_string(), Some(socket))
+                let listener = UnixListener::from(own.as_fd().try_clone_to_owned()?);
+                socket = Some(own);
+                (Acceptor::Unix(listener), address.to_string())
             }
         };
         let (sender, queries) = mpsc::channel();
@@ -131,7 +155,7 @@ impl Server {
             }
         })?;
         tracing::info!("HTTP at {url}");
-        Ok(Self { queries, wake, url, socket })
+        Ok(Self { queries, wake, url, socket, tcp })
     }
 }
 

@@ -100,19 +100,52 @@ fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 fn run_command(args: RunArgs) -> Result<(), AnyError> {
+    if args.takeover {
+        return take_over();
+    }
     let (options, log) = options(args).map_err(|error| Usage(error.to_string()))?;
     log::init(log)?;
-    Ok(run::run(options)?)
+    Ok(run::run(options, None)?)
+}
+
+/// Takes over the switch of the process that started this one.
+fn take_over() -> Result<(), AnyError> {
+    let takeover = run::Takeover::receive()?;
+    match taken_options(&takeover) {
+        Ok(options) => Ok(run::run(options, Some(takeover))?),
+        Err(error) => {
+            takeover.fail(&error);
+            Err(error)
+        }
+    }
+}
+
+/// Options of the switch that is taken over.
+fn taken_options(takeover: &run::Takeover) -> Result<Options, AnyError> {
+    let (config, origin, include, duration) = takeover.configuration()?;
+    let (options, log) = options_of(config, origin, include)?;
+    log::init(log)?;
+    Ok(Options { duration, ..options })
 }
 
 /// Merges command line, configuration file and defaults, in this order of precedence.
 fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
     let settings: Settings = args.settings.0;
-    let (duration, hints) = (settings.seconds("duration"), !settings.flag("quiet"));
+    let hints = !settings.flag("quiet");
     let command_line = Config { settings, ports: args.ports, statics: Vec::new() };
     let file = args.config.map(std::path::absolute).transpose()?;
     let origin = Origin { file, command_line };
     let (config, include) = origin.load()?;
+    let (options, log) = options_of(config, origin, include)?;
+    Ok((Options { hints, ..options }, log))
+}
+
+/// Options of a run with this configuration.
+fn options_of(
+    config: Config,
+    origin: Origin,
+    include: Option<PathBuf>,
+) -> Result<(Options, log::Format), AnyError> {
     let settings = &config.settings;
     let access = |socket: &str| Access {
         mode: settings.number(&format!("{socket}-mode")).map(|mode| mode as u32),
@@ -153,10 +186,10 @@ fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
         control_write,
         http,
         http_access,
-        duration,
+        duration: settings.seconds("duration"),
         ageing_s: number("ageing") as u32,
         addresses_per_port: number("addresses_per_port") as u32,
-        hints,
+        hints: false,
         config,
         origin,
         include,

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use switch::fair::level::Leveller;
 use switch::fdb::{Fdb, PortId};
@@ -15,7 +16,7 @@ use switch::time::Instant;
 use vhost_user::device::KickFd;
 
 use crate::clock::Clock;
-use crate::worker::{self, Handle, Report, Served};
+use crate::worker::{self, Frozen, Gate, Handle, Report, Served};
 
 /// Which worker serves which queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -290,6 +291,14 @@ impl Pool {
                 worker.retry();
             }
         }
+    }
+
+    /// Has all workers wait between two rounds, until the result is dropped. `None`: one did not
+    /// end its round within `limit`; all go on.
+    pub fn freeze(&self, limit: Duration) -> Option<Frozen> {
+        let gate = Arc::new(Gate::default());
+        self.workers.iter().for_each(|worker| worker.freeze(Arc::clone(&gate)));
+        Frozen::wait(gate, self.workers.len(), limit)
     }
 
     /// Ends all threads and waits for them.

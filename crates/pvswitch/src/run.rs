@@ -5,13 +5,17 @@
 
 mod accounts;
 mod error;
+mod handover;
 mod inherited;
 mod manager;
 mod reload;
 mod requests;
 mod rights;
 mod setup;
+mod sockets;
+mod takeover;
 mod tenants;
+mod upgrade;
 mod vhost;
 mod xen;
 
@@ -43,6 +47,8 @@ use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
 use self::requests::Client;
 use self::rights::Rights;
+pub use self::takeover::Takeover;
+use self::takeover::{Inherited, TakenOver};
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
@@ -232,9 +238,18 @@ struct System {
     /// Readable on SIGHUP.
     hangups: UnixStream,
     /// Sockets that the process's starter made, by name.
-    inherited: Vec<(String, OwnedFd)>,
+    activated: Vec<(String, OwnedFd)>,
     manager: Manager,
+    /// Readable on SIGTERM and SIGINT.
+    signals: Option<UnixStream>,
     stop: bool,
+    /// Program of this process at its start.
+    program: PathBuf,
+    /// Descriptors of the process before, until they are used.
+    inherited: Inherited,
+    taken_over: Option<TakenOver>,
+    /// Another process has the switch.
+    handed_over: bool,
 }
 
 fn watch(
@@ -251,18 +266,20 @@ fn watch(
     Ok(token)
 }
 
-/// Runs a switch until a signal, `ctl shutdown` or the end of its time.
-pub fn run(options: Options) -> Result<(), RunError> {
-    let inherited =
-        os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
-    setup::raise_descriptor_limit();
-    setup::guard_memory();
-    let signals = crate::signals::readable().map_err(os("signal pipe"))?;
-    let mut system = System::new(options, inherited)?;
-    system.watch(signals.as_fd(), Event::Signal)?;
-    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
-    system.start_ports()?;
-    system.warn_of_unused();
+/// Runs a switch until a signal, `ctl shutdown` or the end of its time: a new one, or that of
+/// another process.
+pub fn run(options: Options, mut takeover: Option<Takeover>) -> Result<(), RunError> {
+    let started = setup::start(options, &mut takeover);
+    if let (Err(error), Some(takeover)) = (&started, &takeover) {
+        takeover.fail(error);
+    }
+    let mut system = started?;
+    if let Some(takeover) = takeover {
+        system.take_over(takeover)?;
+    } else {
+        system.start_ports()?;
+        system.warn_of_unused();
+    }
     tracing::info!(
         "switching between {} with {}, poll {}",
         plural(system.ports.len() as u64, "port"),
@@ -273,12 +290,18 @@ pub fn run(options: Options) -> Result<(), RunError> {
     while !system.stop {
         system.round()?;
     }
+    if system.handed_over {
+        // Nothing is undone: sockets, interfaces and rings are the other process's.
+        std::process::exit(0);
+    }
     system.shutdown();
     Ok(())
 }
 
 impl System {
-    fn new(options: Options, inherited: Vec<(String, OwnedFd)>) -> Result<Self, RunError> {
+    fn new(options: Options, inherited: Inherited) -> Result<Self, RunError> {
+        let activated =
+            os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
         let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
@@ -320,9 +343,14 @@ impl System {
             budgets: setup::budgets(),
             suspended: Vec::new(),
             hangups,
-            inherited,
+            activated,
             manager: Manager::from_environment(),
+            signals: None,
             stop: false,
+            program: upgrade::program(),
+            inherited,
+            taken_over: None,
+            handed_over: false,
         };
         system.watch(wake.as_fd(), Event::Reports)?;
         system.listen_control()?;
@@ -339,46 +367,14 @@ impl System {
         self.tokens.retain(|_, w| w != what);
     }
 
-    fn listen_control(&mut self) -> Result<(), RunError> {
-        let explicit = self.options.control.clone();
-        let permissions = self.options.control_access.permissions("control");
-        let permissions = permissions.map_err(RunError::Request)?;
-        let path = match explicit.clone().map_or_else(api::control::listen_path, Ok) {
-            Ok(path) => path,
-            Err(error) => {
-                tracing::warn!("no control socket: {error}");
-                return Ok(());
-            }
-        };
-        match self.listen("control", &path, &permissions) {
-            Ok(listener) => {
-                self.rights = Rights::new(permissions.group, self.options.control_write);
-                self.watch(listener.as_fd(), Event::ControlListener)?;
-                self.control = Some(listener);
-                Ok(())
-            }
-            Err(error) if explicit.is_some() => Err(error),
-            // A second switch on the machine works without a control socket.
-            Err(error) => {
-                tracing::warn!("no control socket: {error} (give --control PATH)");
-                Ok(())
-            }
-        }
-    }
-
-    fn start_http(&mut self) -> Result<(), RunError> {
-        let Some(address) = &self.options.http else { return Ok(()) };
-        let permissions = self.options.http_access.permissions("http");
-        let server = http::Server::start(address, &permissions.map_err(RunError::Request)?)?;
-        self.watch(server.as_fd(), Event::Http)?;
-        self.http = Some(server);
-        Ok(())
-    }
-
     fn start_ports(&mut self) -> Result<(), RunError> {
         for text in self.config.ports.clone() {
             self.add_port(&PortSpec::from(&text))?;
         }
+        self.add_statics()
+    }
+
+    fn add_statics(&mut self) -> Result<(), RunError> {
         for entry in self.config.statics.clone() {
             let id = self.port(&entry.port)?.port.id;
             let added = self.fdb.add_static(entry.address.mac, entry.address.vlan, id, 0);
@@ -452,6 +448,11 @@ impl System {
 
     /// Adds prepared ports to the switch, and starts them.
     fn install(&mut self, all: Vec<Prepared>) {
+        self.install_and(all, true);
+    }
+
+    /// The same; `connects`: ports in client mode connect now, or else when their time comes.
+    fn install_and(&mut self, all: Vec<Prepared>, connects: bool) {
         for Prepared { state, .. } in &all {
             let at = usize::from(state.port.id.0);
             if at >= self.table.len() {
@@ -479,7 +480,7 @@ impl System {
                 self.pool.serve(served);
             }
             self.follow(id);
-            if client {
+            if client && connects {
                 self.connect(&name);
             }
             self.start_xen(&name);
@@ -501,7 +502,11 @@ impl System {
 
     fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<Prepared, RunError> {
         let error = |error| RunError::Tap { name: spec.name.clone(), error };
-        let tap = crate::tap::open(conf).map_err(error)?;
+        let tap = match self.inherited.taps.remove(&spec.name) {
+            Some((queues, created)) => crate::tap::adopt(conf, queues, created),
+            None => crate::tap::open(conf),
+        };
+        let tap = tap.map_err(error)?;
         let mut egress = Vec::new();
         let mut ingress = Vec::new();
         let mut served = Vec::new();

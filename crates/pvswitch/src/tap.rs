@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use shm::Private;
 use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
-use switch::vnet::Offloads;
+use switch::vnet::{Offloads, VnetHdr};
 use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
 
 use crate::spec::Tap;
@@ -43,6 +43,14 @@ pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
     })
 }
 
+/// Takes over the TAP of a port from another process.
+pub fn adopt(conf: &Tap, fds: Vec<OwnedFd>, created: bool) -> Result<TapPort, TapError> {
+    let tap = uplink::adopt(&options(conf), fds, created)?;
+    let pairs = tap.queues.iter().map(|fd| pair(fd, tap.offloads_read, tap.offloads_write));
+    let pairs = pairs.collect::<Result<_, _>>()?;
+    Ok(TapPort { pairs, created: tap.created, offloads: tap.offloads_read })
+}
+
 /// A TAP's queues and requested offloads, as the control thread keeps them.
 pub struct TapQueues {
     pub fds: Vec<Arc<OwnedFd>>,
@@ -71,6 +79,21 @@ impl TapQueues {
             if let Some(memory) = allocate(GRANTABLE * TapIngress::BUFFER_LEN) {
                 ingress.lock().unwrap_or_else(PoisonError::into_inner).set_memory(memory);
             }
+        }
+    }
+
+    /// Frames of each queue that were read and not delivered.
+    pub fn unsent(&self) -> Vec<Vec<(VnetHdr, Vec<u8>)>> {
+        let of = |ingress: &Arc<Mutex<TapIngress>>| {
+            ingress.lock().unwrap_or_else(PoisonError::into_inner).unsent()
+        };
+        self.ingress.iter().map(of).collect()
+    }
+
+    /// Takes over such frames of another process.
+    pub fn restore_unsent(&self, frames: &[Vec<(VnetHdr, Vec<u8>)>]) {
+        for (ingress, frames) in self.ingress.iter().zip(frames) {
+            ingress.lock().unwrap_or_else(PoisonError::into_inner).restore_unsent(frames);
         }
     }
 

@@ -4,8 +4,10 @@
 //! what the scheduler lacks: the clock, the epoll set of kicks (edge-triggered, never read),
 //! commands from other threads, and the thread.
 
+mod gate;
 mod handle;
 
+pub use self::gate::{Frozen, Gate};
 pub use self::handle::{Handle, Report, Served};
 
 use std::collections::HashMap;
@@ -220,6 +222,13 @@ impl Worker {
                     self.forwarder.set_table(table);
                 }
                 Command::Tenants(tenants) => self.forwarder.set_tenants(tenants),
+                Command::Held(port, queue) => self.forwarder.wait_for(port, queue),
+                Command::Freeze(gate) => {
+                    // Guests miss no notification, whoever serves them next.
+                    self.forwarder.notify_due(Instant::NEVER, true);
+                    gate.pass();
+                    self.time = self.now();
+                }
                 Command::Stop => self.stop = true,
             }
         }

@@ -41,6 +41,23 @@ impl Shared {
     }
 }
 
+/// A counter whose value can be set.
+trait Restore {
+    fn restore(&self, value: u64);
+}
+
+impl Restore for Counter {
+    fn restore(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+impl Restore for Shared {
+    fn restore(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
 macro_rules! kind {
     () => {
         Counter
@@ -61,6 +78,19 @@ macro_rules! counters {
             /// Every counter's name, as in `ctl stats --json`, with its value.
             pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
                 [$((stringify!($field), self.$field.get()),)*].into_iter()
+            }
+
+            /// Sets a counter by its name, before its queue is served: its value comes from another
+            /// process. Returns whether there is such a counter.
+            pub fn restore(&self, name: &str, value: u64) -> bool {
+                match [$((stringify!($field), &self.$field as &dyn Restore),)*]
+                    .into_iter()
+                    .find(|(known, _)| *known == name)
+                {
+                    Some((_, counter)) => counter.restore(value),
+                    None => return false,
+                }
+                true
             }
         }
     };
@@ -223,5 +253,21 @@ counters! {
         drops_held_down,
         /// Frames beyond the port's `rate-out=`.
         drops_rate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_another_process_are_restored_by_name() {
+        let (old, new) = (IngressStats::default(), IngressStats::default());
+        old.frames.add(3);
+        old.drops_no_room.add(4);
+        assert!(old.all().all(|(name, value)| new.restore(name, value)));
+        assert_eq!((new.frames.get(), new.drops_no_room.get()), (3, 4));
+        assert!(new.all().eq(old.all()));
+        assert!(!new.restore("of_another_version", 1));
     }
 }

@@ -124,6 +124,32 @@ impl TapIngress {
         self.buffers.set_memory(memory);
     }
 
+    /// Copies of the frames that were read and not delivered yet, for another process.
+    pub fn unsent(&self) -> Vec<(VnetHdr, Vec<u8>)> {
+        let copy = |taken: &Taken| {
+            let frame = &self.buffers.of(taken.slot)[taken.at..][..taken.len as usize];
+            (taken.hdr, frame.to_vec())
+        };
+        self.taken.iter().map(copy).collect()
+    }
+
+    /// Takes over frames that another process read, before any of our own. Returns the number
+    /// accepted: as many as there are buffers, and none longer than legal.
+    pub fn restore_unsent(&mut self, frames: &[(VnetHdr, Vec<u8>)]) -> usize {
+        let slots = (0..SLOTS).filter(|slot| self.free >> slot & 1 != 0).collect::<Vec<_>>();
+        let legal = |(_, frame): &&(VnetHdr, Vec<u8>)| {
+            (ETH_LEN..=GSO_LEN_MAX as usize).contains(&frame.len())
+        };
+        for (slot, (hdr, frame)) in slots.into_iter().zip(frames.iter().filter(legal)) {
+            let at = start(slot, false) + VNET_LEN;
+            self.buffers.of_mut(slot)[at..][..frame.len()].copy_from_slice(frame);
+            self.free &= !(1 << slot);
+            self.taken.push(Taken { slot, at, len: frame.len() as u32, hdr: *hdr });
+        }
+        self.left = self.taken.len();
+        self.left
+    }
+
     /// Bytes of one buffer.
     pub const BUFFER_LEN: usize = STRIDE;
 

@@ -28,7 +28,7 @@ pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use sys::{Io, ReadBatch, WriteBatch};
-pub use tap::{Tap, TapError, TapOptions, open, request_offloads, set_carrier, set_mtu};
+pub use tap::{Tap, TapError, TapOptions, adopt, open, request_offloads, set_carrier, set_mtu};
 
 /// Length of the virtio-net header before each frame on a TAP queue, in bytes (virtio 1.3, with
 /// `num_buffers`, which a TAP ignores).

@@ -212,6 +212,29 @@ pub fn open(options: &TapOptions) -> Result<Tap, TapError> {
     open_through(Path::new(DEVICE), options)
 }
 
+/// Takes over the queues of an interface that another process opened. Its settings stay.
+///
+/// # Errors
+/// [`TapError`]: the interface was removed, or the descriptors are not its queues.
+pub fn adopt(options: &TapOptions, queues: Vec<OwnedFd>, created: bool) -> Result<Tap, TapError> {
+    let name = &options.name;
+    let os = |error| TapError::Os { what: format!("take over interface `{name}`"), error };
+    let first = queues.first().ok_or_else(|| os(io::Error::from(io::ErrorKind::NotFound)))?;
+    let offloads = request_offloads(first, &Offloads::ALL).map_err(os)?;
+    let of_interface = || {
+        let socket = UnixDatagram::unbound().map_err(os)?;
+        let mac = sys::if_mac(&socket, name).map_err(os)?;
+        Ok((mac, sys::if_mtu(&socket, name).map_err(os)?))
+    };
+    let (mac, mtu) = match &options.netns {
+        None => of_interface(),
+        Some(netns) => in_netns(netns, of_interface)?,
+    }?;
+    let (offloads_read, offloads_write) = (offloads, offloads);
+    let queues = queues.into_iter().map(Arc::new).collect();
+    Ok(Tap { queues, created, offloads_read, offloads_write, mac, mtu })
+}
+
 fn open_through(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     let name = &options.name;
     let bad = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b"/:%".contains(&b);

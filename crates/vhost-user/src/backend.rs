@@ -6,6 +6,7 @@
 //! (The specification starts it at the first kick; a ring without work does nothing, so the
 //! difference is not visible.)
 
+mod handover;
 mod memory;
 mod vring;
 
@@ -28,6 +29,7 @@ use crate::message::{
 use os::FdKind;
 use vring::Vring;
 
+pub use handover::{BackendState, Descriptors, ImportError, export_fd};
 pub use memory::SLOTS_MAX;
 
 /// Protocol features that are implemented.
@@ -104,6 +106,8 @@ pub struct Backend {
     rings: Vec<Vring>,
     requests: Option<Arc<BackendRequests>>,
     status: u8,
+    /// MTU that the front-end set.
+    mtu: Option<u16>,
 }
 
 impl Backend {
@@ -124,6 +128,7 @@ impl Backend {
             rings,
             requests: None,
             status: 0,
+            mtu: None,
         }
     }
 
@@ -215,14 +220,7 @@ impl Backend {
                 return self.set_vring_fd(request, payload, fds);
             }
             R::SET_BACKEND_REQ_FD => {
-                let fd = one_fd(request, fds)?;
-                if !matches!(fd.kind(), FdKind::UnixStream | FdKind::Pipe) {
-                    let (kind, want) = (fd.kind(), "use a Unix stream socket");
-                    return Err(ProtocolError::FdKind { request, kind, want });
-                }
-                self.requests = Some(Arc::new(BackendRequests::new(fd)));
-                self.refresh_calls();
-                return Ok(Done);
+                return self.set_requests(one_fd(request, fds)?);
             }
             R::SET_LOG_BASE | R::SET_LOG_FD => return Err(ProtocolError::NotOffered(request)),
             _ => no_fd(request, &fds)?,
@@ -301,6 +299,24 @@ impl Backend {
         Ok(Done)
     }
 
+    fn set_requests(&mut self, fd: ForeignFd) -> Handled {
+        if !matches!(fd.kind(), FdKind::UnixStream | FdKind::Pipe) {
+            let (kind, want) = (fd.kind(), "use a Unix stream socket");
+            let request = FrontendReq::SET_BACKEND_REQ_FD;
+            return Err(ProtocolError::FdKind { request, kind, want });
+        }
+        self.requests = Some(Arc::new(BackendRequests::new(fd)));
+        self.refresh_calls();
+        Ok(Done)
+    }
+
+    fn set_mtu(&mut self, mtu: u16) -> Handled {
+        let set = self.device.set_mtu(mtu);
+        set.map_err(|why| ProtocolError::Mtu { mtu: mtu.into(), why })?;
+        self.mtu = Some(mtu);
+        Ok(Done)
+    }
+
     /// Handles messages about the device as a whole.
     fn net(&mut self, request: FrontendReq, payload: &[u8]) -> Handled {
         use FrontendReq as R;
@@ -312,10 +328,7 @@ impl Backend {
             }
             R::NET_SET_MTU => {
                 let mtu = number(request, payload)?;
-                let small = u16::try_from(mtu).map_err(|_| bad_value(request, mtu))?;
-                let set = self.device.set_mtu(small);
-                set.map_err(|why| ProtocolError::Mtu { mtu, why })?;
-                Ok(Done)
+                self.set_mtu(u16::try_from(mtu).map_err(|_| bad_value(request, mtu))?)
             }
             R::GET_CONFIG => self.get_config(payload),
             R::SET_CONFIG => Err(ProtocolError::ConfigReadOnly),
@@ -358,6 +371,7 @@ impl Backend {
             self.rings[ring].reset();
         }
         self.status = 0;
+        self.mtu = None;
         self.features &= feature::PROTOCOL_FEATURES;
         self.device.reset();
     }

@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use switch::account::Charge;
 use switch::account::defaults::MESSAGE_TIME;
 use switch::time::{Instant, Ns};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendState, Descriptors, ImportError, export_fd};
 use crate::device::Device;
 use crate::error::{ConnectionError, ProtocolError};
 use crate::foreign::{self, ForeignFd};
@@ -31,13 +33,30 @@ pub struct Connection {
 }
 
 /// The connection's socket. Closing it also closes descriptors queued in it.
-struct Socket(ForeignFd);
+struct Socket {
+    fd: ForeignFd,
+    /// Another process uses it.
+    lent: bool,
+}
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The close may be delayed; the shutdown is visible to the front-end now.
-        os::shutdown(self.0.as_fd());
+        if !self.lent {
+            // The close may be delayed; the shutdown is visible to the front-end now.
+            os::shutdown(self.fd.as_fd());
+        }
     }
+}
+
+/// State of a connection handed to another process. Descriptors are indices into the list that
+/// goes with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionState {
+    /// State of the protocol.
+    pub backend: BackendState,
+    socket: u32,
+    received: Vec<u8>,
+    received_fds: Vec<u32>,
 }
 
 /// When to read a connection next.
@@ -110,8 +129,59 @@ impl Connection {
 
     /// As [`new`](Self::new), for a stream that was charged before it was accepted.
     pub fn charged(stream: UnixStream, charge: Option<Charge>, backend: Backend) -> Self {
-        let stream = Socket(ForeignFd::charged(stream.into(), charge, backend.account()));
+        let stream = Socket {
+            fd: ForeignFd::charged(stream.into(), charge, backend.account()),
+            lent: false,
+        };
         Self { stream, backend, assembly: Assembly::default(), refusals: Vec::new() }
+    }
+
+    /// Returns the state, with a message of which a part was received; descriptors are added to
+    /// `fds`. No message may be handled from here until another process has taken over or failed.
+    pub fn export<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> ConnectionState {
+        let Assembly { head, payload, got, fds: with } = &self.assembly;
+        let received = head.iter().chain(payload).take(*got).copied().collect();
+        ConnectionState {
+            backend: self.backend.export(fds),
+            socket: export_fd(fds, self.stream.fd.as_fd()),
+            received,
+            received_fds: with.iter().map(|fd| export_fd(fds, fd.as_fd())).collect(),
+        }
+    }
+
+    /// Creates a connection that another process serves; `backend` is made from the state's. Until
+    /// [`own`](Self::own), its end leaves the front-end connected to the other process.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    pub fn import(
+        backend: Backend,
+        state: &ConnectionState,
+        fds: &mut Descriptors,
+    ) -> Result<Self, ImportError> {
+        let account = Arc::clone(backend.account());
+        let stream = Socket { fd: fds.foreign(state.socket, &account)?, lent: true };
+        let mut assembly = Assembly::default();
+        for byte in &state.received {
+            let room = assembly.room();
+            let first = room.first_mut().ok_or(ProtocolError::Truncated { got: 0 })?;
+            *first = *byte;
+            assembly.advance(1)?;
+        }
+        for at in &state.received_fds {
+            assembly.fds.push(fds.foreign(*at, &account)?);
+        }
+        Ok(Self { stream, backend, assembly, refusals: Vec::new() })
+    }
+
+    /// Makes the connection this process's own: the other one has ended.
+    pub fn own(&mut self) {
+        self.stream.lent = false;
+    }
+
+    /// The protocol's state, to resume it.
+    pub fn backend_mut(&mut self) -> &mut Backend {
+        &mut self.backend
     }
 
     /// The protocol's state.
@@ -188,7 +258,7 @@ impl Connection {
     fn read_message(&mut self) -> Result<bool, ConnectionError> {
         loop {
             let mut fds = Vec::new();
-            let got = os::recv(self.stream.0.as_fd(), self.assembly.room(), &mut fds, FDS_MAX);
+            let got = os::recv(self.stream.fd.as_fd(), self.assembly.room(), &mut fds, FDS_MAX);
             // Before anything else: descriptors over the limit are also closed on the port's lane.
             let account = self.backend.account();
             let fds: Vec<_> = fds.into_iter().map(|fd| ForeignFd::new(fd, account)).collect();
@@ -223,7 +293,7 @@ impl Connection {
 
     /// Sends a reply; `false` if the socket is full.
     fn reply(&self, reply: &Message) -> Result<bool, ConnectionError> {
-        match os::send(self.stream.0.as_fd(), &reply.to_bytes(), &[]) {
+        match os::send(self.stream.fd.as_fd(), &reply.to_bytes(), &[]) {
             Ok(sent) => Ok(sent),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ConnectionError::Closed),
             Err(error) => Err(error.into()),
@@ -233,7 +303,7 @@ impl Connection {
 
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.0.as_fd()
+        self.stream.fd.as_fd()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Device interface of the vhost-user protocol: one virtio-net device of the back-end.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -49,6 +49,10 @@ pub trait Device: Send {
     /// the form of VRING_BASE; `None` if it was not running. The kick descriptor of [`RingSetup`]
     /// must be removed from any epoll set here.
     fn stop(&mut self, ring: u16) -> Option<u32>;
+
+    /// Returns the position of a running ring in the form of VRING_BASE, with nothing of it in
+    /// flight; `None` if it does not run. It may continue afterwards.
+    fn position(&mut self, ring: u16) -> Option<u32>;
 
     /// Enables or disables a ring, started or not. Returns when workers have applied it.
     fn enable(&mut self, ring: u16, on: bool);
@@ -188,6 +192,11 @@ impl BackendRequests {
         let channel =
             Channel { fd, calls: none(), faults: none(), config_changed: none(), sending };
         Self { channel: Arc::new(channel) }
+    }
+
+    /// The channel's descriptor.
+    pub(crate) fn channel_fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd.as_fd()
     }
 
     /// Notifies that a ring has used buffers (VRING_CALL) or is broken (VRING_ERR).

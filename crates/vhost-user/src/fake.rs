@@ -111,6 +111,10 @@ impl Device for Fake {
         state.queues.remove(&ring).map(|queue| queue.base())
     }
 
+    fn position(&mut self, ring: u16) -> Option<u32> {
+        self.state().queues.get(&ring).map(DeviceQueue::base)
+    }
+
     fn enable(&mut self, ring: u16, on: bool) {
         self.note(Did::Enable(ring, on));
     }

@@ -206,6 +206,13 @@ impl<H: Host> Device for NetDevice<H> {
         base
     }
 
+    fn position(&mut self, ring: u16) -> Option<u32> {
+        match self.pair(ring)? {
+            (_, Side::Ingress, pair) => lock(&pair.ingress).position(),
+            (_, Side::Egress, pair) => lock(&pair.egress).position(),
+        }
+    }
+
     fn enable(&mut self, ring: u16, on: bool) {
         let Some((queue, side, pair)) = self.pair(ring) else { return };
         match side {

@@ -54,6 +54,9 @@ impl Device for Strict {
         assert!(self.running.remove(&ring), "ring {ring} stopped twice");
         Some(5)
     }
+    fn position(&mut self, ring: u16) -> Option<u32> {
+        self.running.contains(&ring).then_some(5)
+    }
     fn enable(&mut self, ring: u16, _: bool) {
         assert!(self.running.contains(&ring));
     }

@@ -119,8 +119,12 @@ fn a_listener_with_a_full_backlog_does_not_block_us() {
 #[test]
 fn a_listener_that_cannot_accept_is_an_os_error() {
     let dir = dir("accept");
-    let listener =
-        Listener { socket: socket(Stream).unwrap(), path: dir.clone(), made: Some((0, 0)) };
+    let listener = Listener {
+        socket: socket(Stream).unwrap(),
+        path: dir.clone(),
+        made: Some((0, 0)),
+        lent: false,
+    };
     let error = listener.accept().unwrap_err();
     assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
     std::fs::remove_dir_all(dir).unwrap();
@@ -267,5 +271,24 @@ fn directories_are_searched_by_those_who_may_connect() {
         std::fs::remove_dir(path).unwrap();
     }
     assert!(create_directory(&dir.join("no/d"), &Permissions::OWNER).is_err());
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn name_of_another_process_is_left_alone_until_it_is_ours() {
+    let dir = dir("adopted");
+    let path = dir.join("s");
+    let theirs = Listener::bind(&path, Stream, &Permissions::OWNER).unwrap();
+    let adopt = || {
+        let socket = theirs.as_fd().try_clone_to_owned().unwrap();
+        Listener::adopt(socket, theirs.path(), theirs.made())
+    };
+    drop(adopt());
+    assert!(path.exists(), "it did not take over");
+    let mut ours = adopt();
+    ours.own();
+    assert!(ours.is_at(&path));
+    drop(ours);
+    assert!(!path.exists());
     std::fs::remove_dir_all(dir).unwrap();
 }

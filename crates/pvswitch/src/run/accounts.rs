@@ -1,5 +1,6 @@
 //! Accounts of ports and budgets of the process, as shown by `ctl`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
@@ -38,7 +39,7 @@ pub(super) fn budgets(budgets: &Budgets) -> Value {
 #[derive(Default)]
 pub(super) struct Errors {
     /// Count by cause; one entry for each known cause.
-    counts: BTreeMap<&'static str, u64>,
+    counts: BTreeMap<Cow<'static, str>, u64>,
     /// Message of the last one.
     last: Option<String>,
 }
@@ -46,13 +47,25 @@ pub(super) struct Errors {
 impl Errors {
     /// Counts an error.
     pub(super) fn count(&mut self, cause: &'static str, what: String) {
-        *self.counts.entry(cause).or_default() += 1;
+        *self.counts.entry(cause.into()).or_default() += 1;
         self.last = Some(what);
+    }
+
+    /// Counts and last error, for another process.
+    pub(super) fn export(&self) -> (BTreeMap<String, u64>, Option<String>) {
+        let counts = self.counts.iter().map(|(cause, n)| (cause.to_string(), *n));
+        (counts.collect(), self.last.clone())
+    }
+
+    /// Takes over the errors of another process.
+    pub(super) fn import(counts: &BTreeMap<String, u64>, last: Option<String>) -> Self {
+        let counts = counts.iter().map(|(cause, n)| (cause.clone().into(), *n));
+        Self { counts: counts.collect(), last }
     }
 
     /// Adds the errors to a port's JSON.
     pub(super) fn show(&self, port: &mut Value) {
-        port["errors"] = self.counts.iter().map(|(cause, n)| (*cause, *n)).collect();
+        port["errors"] = self.counts.iter().map(|(cause, n)| (cause.clone(), *n)).collect();
         port["last_error"] = self.last.as_deref().into();
     }
 }

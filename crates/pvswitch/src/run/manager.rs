@@ -104,6 +104,13 @@ impl Manager {
         }
     }
 
+    /// Reports that another process is the service's main one from now on.
+    pub(super) fn moved(&self, pid: u32) {
+        if self.exists {
+            send(&[NotifyState::MainPid(pid)]);
+        }
+    }
+
     /// Reports the begin of the shutdown.
     pub(super) fn stopping(&self) {
         if self.exists {

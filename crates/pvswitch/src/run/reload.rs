@@ -386,7 +386,7 @@ impl System {
         }
     }
 
-    fn now_s(&self) -> u32 {
+    pub(super) fn now_s(&self) -> u32 {
         u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 

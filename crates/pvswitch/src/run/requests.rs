@@ -142,6 +142,7 @@ impl System {
             Request::Set { target, settings } => self.set(target.as_deref(), settings),
             Request::Drain { name, off } => self.drain(name, *off),
             Request::Reload { dry_run } => self.reload(*dry_run),
+            Request::Upgrade { program } => self.upgrade(program.as_deref()),
             Request::Config => self.saved(),
             Request::Shutdown => {
                 self.stop = true;
@@ -186,6 +187,10 @@ impl System {
                 "nap_late": costs.nap_late.get(),
             },
             "http": self.http.as_ref().map(|server| server.url.as_str()),
+            "taken_over": self.taken_over.map(|taken| json!({
+                "from_pid": taken.from,
+                "outage_us": taken.outage.as_micros() as u64,
+            })),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
             "budgets": accounts::budgets(&self.budgets),
             "fdb": {

@@ -30,6 +30,13 @@ impl Rights {
     /// It may not; the error says who may.
     pub(super) fn check(&self, peer: &Peer, request: &Request) -> Result<(), String> {
         let owns = peer.uid == ROOT || peer.uid == self.owner;
+        if !owns && request.is_for_owner() {
+            return Err(format!(
+                "{} refused: it runs a program with the rights of the switch; only root and the \
+                 switch's user may",
+                request.name()
+            ));
+        }
         if owns || !request.changes() || self.writers().is_some_and(|g| peer.is_member(g.id)) {
             return Ok(());
         }
@@ -57,5 +64,26 @@ impl Rights {
     /// The group whose members may change the switch.
     fn writers(&self) -> Option<&Group> {
         self.group.as_ref().filter(|_| self.group_writes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upgrade_is_for_the_owner_alone() {
+        // A socket pair's peer is this process: root, or a member of its own group.
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = os::peer(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        let group = rustix::process::getegid().as_raw();
+        let mut rights = Rights::new(Group::find(&group.to_string()), true);
+        let upgrade = Request::Upgrade { program: None };
+        assert_eq!(rights.check(&peer, &upgrade), Ok(()));
+        let mut other = peer;
+        (other.uid, rights.owner) = (54_321, 12_345);
+        assert_eq!(rights.check(&other, &Request::Shutdown), Ok(()), "its group may");
+        let error = rights.check(&other, &upgrade).unwrap_err();
+        assert!(error.contains("only root and the switch's user may"), "{error}");
     }
 }

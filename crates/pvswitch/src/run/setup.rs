@@ -1,8 +1,11 @@
 //! Process-wide preparations before a run.
 
+use std::os::fd::AsFd;
+
 use switch::account::Budgets;
 
-use super::{RunError, os};
+use super::takeover::Takeover;
+use super::{Event, Options, RunError, System, os};
 
 /// Raises the limit on descriptors to its maximum: ports and front-ends need many. If the system
 /// refuses, an error follows when they run out.
@@ -18,6 +21,19 @@ pub(super) fn guard_memory() {
     if let Err(error) = shm::prepare() {
         tracing::warn!("{error}");
     }
+}
+
+/// Starts threads and sockets of the switch itself.
+pub(super) fn start(options: Options, takeover: &mut Option<Takeover>) -> Result<System, RunError> {
+    raise_descriptor_limit();
+    guard_memory();
+    let inherited = takeover.as_mut().map(Takeover::inherited).transpose()?.unwrap_or_default();
+    let signals = crate::signals::readable().map_err(os("signal pipe"))?;
+    let mut system = System::new(options, inherited)?;
+    system.watch(signals.as_fd(), Event::Signal)?;
+    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
+    system.signals = Some(signals);
+    Ok(system)
 }
 
 /// Mappings and descriptors reserved for the process itself; at most half of what there is.

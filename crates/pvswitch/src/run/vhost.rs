@@ -12,6 +12,7 @@ use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
+use vhost_user::device::Device;
 use vhost_user::foreign;
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 
@@ -19,6 +20,7 @@ use super::accounts::Errors;
 use super::reload::{Leaving, Prepared};
 use super::{Attach, Event, Ingress, PortState, RunError, System};
 use crate::limit::PortLog;
+use crate::pool::Pool;
 use crate::ports::{Guest, PortHost};
 use crate::spec::{PortSpec, Role, VhostUser};
 
@@ -58,6 +60,13 @@ impl System {
         let listener = match conf.role {
             // It gets the listener of a port that is being removed.
             Role::Server if leaving.sockets.contains_key(&conf.socket) => None,
+            Role::Server if self.inherited.listeners.contains_key(&spec.name) => {
+                let listener = self.inherited.listeners.remove(&spec.name);
+                if let Some(listener) = &listener {
+                    self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
+                }
+                listener
+            }
             Role::Server => {
                 if let Some(by) = self.listens_at(&conf.socket) {
                     let (name, socket) = (spec.name.clone(), conf.socket.clone());
@@ -90,7 +99,7 @@ impl System {
         Ok(Prepared::new(PortState::new(spec, port, ingress, attach)))
     }
 
-    fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
+    pub(super) fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
         let state = self.ports.get_mut(name)?;
         match &mut state.attach {
             Attach::VhostUser(vhost) => Some((&state.port, &state.ingress, vhost)),
@@ -138,22 +147,8 @@ impl System {
     fn attach(&mut self, name: &str, stream: UnixStream, charge: Option<Charge>) {
         let pool = Arc::clone(&self.pool);
         let Some((port, ingress, vhost)) = self.vhost(name) else { return };
-        let pairs = vhost.pairs.clone();
-        let account = Arc::clone(&port.account);
-        let guest = Arc::clone(&vhost.guest);
-        let log = Arc::clone(&vhost.log);
-        let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
-        let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
-        let options = NetOptions {
-            pairs: vhost.conf.queues,
-            mtu: vhost.conf.mtu,
-            mac: vhost.conf.mac,
-            without: vhost.conf.without,
-        };
-        let permissions = vhost.conf.permissions;
-        let device = Box::new(NetDevice::new(options, pairs, host));
-        let protocol_features = backend::PROTOCOL_FEATURES;
-        let backend = Backend::new(device, backend::Options { protocol_features, account });
+        let (device, options, permissions) = backend_of(port, ingress, vhost, pool);
+        let backend = Backend::new(device, options);
         let connection = Connection::charged(stream, charge, backend.with_permissions(permissions));
         if let Err(error) = self.watch(connection.as_fd(), Event::Connection(name.into())) {
             tracing::error!(port = name, "{error}");
@@ -277,6 +272,29 @@ impl System {
             self.connect(&name);
         }
     }
+}
+
+/// A connection's device, and the settings of its back-end.
+pub(super) fn backend_of(
+    port: &Arc<Port>,
+    ingress: &[Ingress],
+    vhost: &VhostPort,
+    pool: Arc<Pool>,
+) -> (Box<dyn Device>, backend::Options, backend::Permissions) {
+    let pairs = vhost.pairs.clone();
+    let (guest, log) = (Arc::clone(&vhost.guest), Arc::clone(&vhost.log));
+    let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
+    let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
+    let options = NetOptions {
+        pairs: vhost.conf.queues,
+        mtu: vhost.conf.mtu,
+        mac: vhost.conf.mac,
+        without: vhost.conf.without,
+    };
+    let device = Box::new(NetDevice::new(options, pairs, host));
+    let account = Arc::clone(&port.account);
+    let protocol_features = backend::PROTOCOL_FEATURES;
+    (device, backend::Options { protocol_features, account }, vhost.conf.permissions)
 }
 
 /// Spreads the reconnects of many ports in time.

@@ -16,6 +16,8 @@ use switch::schedule;
 use switch::tenant::Tenants;
 use vhost_user::device::KickFd;
 
+use super::gate::Gate;
+
 /// Epoll token of a worker's own wake-up descriptor.
 pub(super) const WAKE: u64 = u64::MAX;
 
@@ -49,6 +51,10 @@ pub(super) enum Command {
     Table(Arc<Table>),
     /// Replaces the rules of ports.
     Tenants(Option<Arc<Tenants>>),
+    /// Delivers frames that another process held for an egress queue.
+    Held(PortId, u16),
+    /// Waits at a gate.
+    Freeze(Arc<Gate>),
     Stop,
 }
 
@@ -78,6 +84,8 @@ pub(super) struct Commands {
     of: HashMap<u64, QueueCommands>,
     retry: bool,
     stop: bool,
+    held: Vec<(PortId, u16)>,
+    gate: Option<Arc<Gate>>,
     /// The latest table, and its number.
     table: Option<Arc<Table>>,
     tables: u64,
@@ -102,6 +110,8 @@ impl Commands {
             | Command::Poll(token) => *token,
             Command::Retry => return self.retry = true,
             Command::Stop => return self.stop = true,
+            Command::Held(port, queue) => return self.held.push((*port, *queue)),
+            Command::Freeze(gate) => return self.gate = Some(Arc::clone(gate)),
             Command::Table(_) => {
                 let Command::Table(table) = command else { return };
                 self.table = Some(table);
@@ -154,6 +164,12 @@ impl Commands {
             commands.extend(pending.poll.then_some(Command::Poll(token)));
             commands.extend(pending.kick.then_some(Command::Kick(token)));
         }
+        if self.order.is_empty() {
+            // Their ports are in the table by now.
+            let held = std::mem::take(&mut self.held).into_iter();
+            commands.extend(held.map(|(port, queue)| Command::Held(port, queue)));
+        }
+        commands.extend(self.gate.take().map(Command::Freeze));
         commands.extend(std::mem::take(&mut self.retry).then_some(Command::Retry));
         commands.extend(std::mem::take(&mut self.stop).then_some(Command::Stop));
         commands
@@ -161,7 +177,7 @@ impl Commands {
 
     /// Whether no commands of queues or tables are pending.
     pub(super) fn is_empty(&self) -> bool {
-        self.order.is_empty()
+        self.order.is_empty() && self.held.is_empty()
     }
 }
 
@@ -316,6 +332,16 @@ impl Handle {
     /// Replaces the rules of ports.
     pub fn set_tenants(&self, tenants: Option<Arc<Tenants>>) {
         self.send(Command::Tenants(tenants));
+    }
+
+    /// Has it deliver frames that another process held for an egress queue.
+    pub fn deliver_held(&self, port: PortId, queue: u16) {
+        self.send(Command::Held(port, queue));
+    }
+
+    /// Has it wait at a gate after its round.
+    pub fn freeze(&self, gate: Arc<Gate>) {
+        self.send(Command::Freeze(gate));
     }
 
     /// Ends the thread and waits for it.

@@ -10,6 +10,7 @@ use crate::hold::{HeldFrame, Hold};
 use crate::port::{Egress, Fault};
 use crate::stats::IngressStats;
 use crate::time::Instant;
+use crate::vnet::VnetHdr;
 
 /// Whose counter counts a frame that cannot be segmented.
 pub(super) enum Senders<'a> {
@@ -50,12 +51,50 @@ impl EgressQueue {
         self.holding.load(Ordering::Relaxed) != 0
     }
 
+    /// Copies of the frames held for it, oldest first, for another process.
+    pub fn held_copies(&self) -> Vec<HeldCopy> {
+        let copy = |held: &HeldFrame| HeldCopy {
+            bytes: held.bytes.clone(),
+            hdr: held.hdr,
+            from: held.from.clone(),
+        };
+        self.held().iter().map(copy).collect()
+    }
+
+    /// Holds frames of another process, before the queue is used. Frames beyond the limits are
+    /// dropped and counted. A worker must [wait](Forwarder::wait_for) for the queue afterwards.
+    pub fn restore_held(&self, frames: Vec<HeldCopy>, now: Instant) {
+        let mut hold = self.held();
+        for HeldCopy { bytes, hdr, from } in frames {
+            if hold.charge(bytes.len() as u32, self.hold_max()) {
+                hold.push(HeldFrame { bytes, hdr, since: now, from });
+            } else if let Some(sender) = &from {
+                sender.drops_no_room.add(1);
+                self.stats.lost_no_room.add(1);
+            } else {
+                self.stats.drops_no_room.add(1);
+            }
+        }
+        self.holding.store(hold.len(), Ordering::Relaxed);
+    }
+
     /// Drops the frames held for it: its peer disconnected.
     pub(super) fn drop_held(&self) {
         let mut hold = self.held();
         hold.clear(&self.stats);
         self.holding.store(0, Ordering::Relaxed);
     }
+}
+
+/// A held frame as it is handed to another process.
+#[derive(Clone, Debug)]
+pub struct HeldCopy {
+    /// The frame.
+    pub bytes: Box<[u8]>,
+    /// Its checked header.
+    pub hdr: VnetHdr,
+    /// Counters of its sender; `None` for a flooded frame.
+    pub from: Option<Arc<IngressStats>>,
 }
 
 /// What [`Forwarder::arm_blocked`] found.
@@ -262,6 +301,15 @@ impl Forwarder {
         egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
         // It may have made room since it was armed, and will not notify of that again.
         self.blocked.insert(at, false);
+    }
+
+    /// Has this worker deliver the frames held for a queue, which it did not put there.
+    pub fn wait_for(&mut self, port: PortId, queue: u16) {
+        let table = Arc::clone(&self.table);
+        let of = table.get(usize::from(port.0)).and_then(Option::as_ref);
+        if let Some(egress) = of.and_then(|port| port.egress.get(usize::from(queue))) {
+            self.block((port, queue), egress);
+        }
     }
 
     /// Whether frames are held by this worker, or senders paused: it must then

@@ -1,10 +1,11 @@
 //! Memory messages: SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use shm::{GuestMemory, Mapping, Region};
 
+use super::handover::{RegionState, export_fd};
 use super::{Backend, Done, Handled, Permissions, one_fd, short};
 use crate::error::ProtocolError;
 use crate::foreign::ForeignFd;
@@ -20,9 +21,19 @@ pub const SLOTS_MAX: usize = 509;
 pub(super) struct Slot {
     region: Region,
     times: u32,
+    /// Its file, for another process that takes over.
+    fd: Arc<ForeignFd>,
 }
 
 impl Slot {
+    /// Its state; the descriptor is added to `fds`.
+    pub(super) fn export<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> RegionState {
+        let Region { guest_addr, user_addr, len, offset, .. } = self.region;
+        let fd = export_fd(fds, (*self.fd).as_fd());
+        let times = self.times;
+        RegionState { guest_addr, size: len, user_addr, mmap_offset: offset, times, fd }
+    }
+
     fn is(&self, it: &MemRegion) -> bool {
         let r = &self.region;
         (r.guest_addr, r.user_addr, r.len) == (it.guest_addr, it.user_addr, it.size)
@@ -42,7 +53,7 @@ impl Backend {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
         fds.iter().try_for_each(|fd| check_kind(request, fd, self.permissions))?;
-        let slots = regions.iter().zip(&fds).map(|(region, fd)| self.map(region, fd));
+        let slots = regions.iter().zip(fds).map(|(region, fd)| self.map(region, fd));
         let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
@@ -59,7 +70,7 @@ impl Backend {
             return Err(ProtocolError::NoSlot);
         }
         check_kind(request, &fd, self.permissions)?;
-        let slot = self.map(&region, &fd)?;
+        let slot = self.map(&region, fd)?;
         let mut slots = self.slots.clone();
         slots.push(slot);
         self.install(slots)
@@ -86,7 +97,7 @@ impl Backend {
 
     /// Installs a new table, if it is valid. Running rings are restarted in it: the same memory may
     /// be at another address or in another file.
-    fn install(&mut self, slots: Vec<Slot>) -> Handled {
+    pub(super) fn install(&mut self, slots: Vec<Slot>) -> Handled {
         let regions = slots.iter().map(|slot| slot.region.clone()).collect();
         let memory = GuestMemory::new(regions).map_err(ProtocolError::Table)?;
         let memory = Arc::new(memory);
@@ -102,9 +113,20 @@ impl Backend {
         result
     }
 
+    /// Maps a region of a table from another process, with its count of additions.
+    pub(super) fn import_slot(
+        &self,
+        region: &MemRegion,
+        fd: ForeignFd,
+        times: u32,
+    ) -> Result<Slot, ProtocolError> {
+        check_kind(FrontendReq::ADD_MEM_REG, &fd, self.permissions)?;
+        Ok(Slot { times: times.max(1), ..self.map(region, fd)? })
+    }
+
     /// Maps a region. It is charged before the mapping and until its last user drops it: during a
     /// replacement both tables are charged.
-    fn map(&self, region: &MemRegion, fd: &ForeignFd) -> Result<Slot, ProtocolError> {
+    fn map(&self, region: &MemRegion, fd: ForeignFd) -> Result<Slot, ProtocolError> {
         let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
         let failed = |error| ProtocolError::Map { guest_addr, error };
         let bytes = Mapping::len_for(fd.as_fd(), mmap_offset, size).map_err(failed)?;
@@ -114,7 +136,7 @@ impl Backend {
         let mapping = Mapping::new(fd.as_fd(), mmap_offset, size).map_err(failed)?;
         let mapping = Arc::new(mapping.on_unmap(move || drop((bytes, one))));
         let region = Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping };
-        Ok(Slot { region, times: 1 })
+        Ok(Slot { region, times: 1, fd: Arc::new(fd) })
     }
 }
 

@@ -1,3 +1,4 @@
+use super::handover::{RegionState, RingState};
 use super::*;
 use crate::device::Call;
 use crate::fake::{Did, FEATURES, Fake};
@@ -10,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 mod fuse;
+mod handover;
 mod limits;
 
 const GUEST: u64 = 0x10_0000;

@@ -15,15 +15,17 @@ use os::FdKind;
 /// The front-end's settings of one ring.
 #[derive(Default)]
 pub(super) struct Vring {
-    size: Option<u16>,
-    addr: Option<VringAddr>,
-    base: Option<u32>,
-    kick: Option<Kick>,
-    call: Notify,
-    err: Notify,
+    pub(super) size: Option<u16>,
+    pub(super) addr: Option<VringAddr>,
+    pub(super) base: Option<u32>,
+    pub(super) kick: Option<Kick>,
+    pub(super) call: Notify,
+    pub(super) err: Notify,
     /// `None`: the default at a ring's start.
-    enabled: Option<bool>,
-    running: bool,
+    pub(super) enabled: Option<bool>,
+    pub(super) running: bool,
+    /// It ran in the process that it was imported from, and starts when its position is known.
+    pub(super) resumes: bool,
 }
 
 impl Vring {
@@ -37,7 +39,7 @@ impl Vring {
 
 /// How the front-end wants to be notified.
 #[derive(Default)]
-enum Notify {
+pub(super) enum Notify {
     /// Not set: in band if that is negotiated, otherwise not at all.
     #[default]
     Unset,
@@ -85,7 +87,7 @@ impl Backend {
         }
     }
 
-    fn set_num(&mut self, ring: usize, size: u32) -> Handled {
+    pub(super) fn set_num(&mut self, ring: usize, size: u32) -> Handled {
         let bad = ProtocolError::QueueSize { ring: name(ring), size };
         let packed = self.features & feature::RING_PACKED != 0;
         let Some(size) = u16::try_from(size).ok().filter(|n| (1..=SIZE_MAX).contains(n)) else {
@@ -130,12 +132,7 @@ impl Backend {
             no_fd(request, &fds)?;
             None
         } else {
-            let fd = one_fd(request, fds)?;
-            if !matches!(fd.kind(), FdKind::Event | FdKind::Pipe) {
-                let (kind, want) = (fd.kind(), "use an eventfd or a pipe");
-                return Err(ProtocolError::FdKind { request, kind, want });
-            }
-            Some(Arc::new(fd))
+            Some(Arc::new(Self::notifier(request, one_fd(request, fds)?)?))
         };
         match request {
             FrontendReq::SET_VRING_CALL => {
@@ -164,6 +161,18 @@ impl Backend {
                 self.start(ring)
             }
         }
+    }
+
+    /// Checks the kind of a descriptor for notifications.
+    pub(super) fn notifier(
+        request: FrontendReq,
+        fd: ForeignFd,
+    ) -> Result<ForeignFd, ProtocolError> {
+        if matches!(fd.kind(), FdKind::Event | FdKind::Pipe) {
+            return Ok(fd);
+        }
+        let (kind, want) = (fd.kind(), "use an eventfd or a pipe");
+        Err(ProtocolError::FdKind { request, kind, want })
     }
 
     /// Stores whether a ring is enabled, and updates the device.
@@ -233,7 +242,7 @@ impl Backend {
 
     /// Starts a ring if its settings are complete, it is served, and it does not run. A ring that
     /// cannot start stays stopped until the next SET_VRING_KICK.
-    fn start(&mut self, ring: usize) -> Handled {
+    pub(super) fn start(&mut self, ring: usize) -> Handled {
         let started = self.try_start(ring);
         if started.is_err() {
             self.rings[ring].kick = None;
@@ -267,7 +276,12 @@ impl Backend {
     }
 
     /// Translates ring addresses from the front-end's address space to guest addresses.
-    fn layout(&self, ring: usize, addr: &VringAddr, size: u16) -> Result<Layout, ProtocolError> {
+    pub(super) fn layout(
+        &self,
+        ring: usize,
+        addr: &VringAddr,
+        size: u16,
+    ) -> Result<Layout, ProtocolError> {
         let guest = |part, user_addr| {
             let outside = ProtocolError::RingOutside { ring: name(ring), part, user_addr };
             self.memory.user_to_guest(user_addr).ok_or(outside)
@@ -294,7 +308,7 @@ impl Backend {
     }
 
     /// Checks a ring index from a message.
-    fn ring(&self, index: u64) -> Result<usize, ProtocolError> {
+    pub(super) fn ring(&self, index: u64) -> Result<usize, ProtocolError> {
         let at = usize::try_from(index).ok().filter(|at| *at < self.rings.len());
         at.ok_or(ProtocolError::Ring { index, rings: name(self.rings.len()) })
     }

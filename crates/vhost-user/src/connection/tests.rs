@@ -65,6 +65,44 @@ fn message_in_pieces_is_put_together_with_its_descriptor() {
 }
 
 #[test]
+fn message_received_in_part_is_completed_by_another_process() {
+    let (front, mut old, _) = pair();
+    let mapping = Mapping::memfd("t", 4096).unwrap();
+    let region = MemRegion { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
+    let payload = MemRegion::table_to_bytes(&[region]);
+    let bytes = Message::request(FrontendReq::SET_MEM_TABLE, payload, false).to_bytes();
+    // In the header, at its end, in the body.
+    for cut in [5, HEADER_LEN, HEADER_LEN + 9] {
+        os::send(front.as_fd(), &bytes[..cut], &[mapping.fd().unwrap()]).unwrap();
+        old.on_readable().unwrap();
+        let mut fds = Vec::new();
+        let state = old.export(&mut fds);
+        let import = |state: &ConnectionState| {
+            let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+            let (fake, mut fds) = (Fake::default(), Descriptors::new(fds));
+            let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
+            let device = Box::new(fake.clone());
+            let permissions = crate::backend::Permissions::default();
+            let backend = Backend::import(device, options, permissions, &state.backend, &mut fds);
+            (Connection::import(backend.unwrap(), state, &mut fds), fake)
+        };
+        // One that does not take over leaves the connection alone.
+        drop(import(&state).0.unwrap());
+        let long = ConnectionState { received: vec![0; 200], ..state.clone() };
+        assert!(matches!(import(&long).0, Err(ImportError::Refused(_))));
+        let (new, fake) = import(&state);
+        let mut new = new.unwrap();
+        fake.did();
+        send(&front, &bytes[cut..]);
+        new.on_readable().unwrap();
+        assert_eq!(fake.did(), [Did::Memory(1)], "{cut}");
+        new.own();
+        // The old process exits without an end of the connection.
+        std::mem::forget(std::mem::replace(&mut old, new));
+    }
+}
+
+#[test]
 fn descriptors_stay_with_the_message_they_came_with() {
     let (front, mut connection, fake) = pair();
     let mapping = Mapping::memfd("t", 4096).unwrap();

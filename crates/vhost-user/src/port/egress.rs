@@ -110,12 +110,20 @@ impl VirtioEgress {
 
     /// Removes the ring and returns its position (VRING_BASE).
     pub fn deactivate(&mut self) -> Option<u32> {
+        self.position()?;
+        self.ring.deactivate()
+    }
+
+    /// Position of the ring, after chains that are taken and not used are returned to it: they are
+    /// taken again.
+    pub fn position(&mut self) -> Option<u32> {
         let active = self.ring.active.as_mut()?;
         active.queue.untake(&self.taken.chains[self.next..]);
         active.queue.publish();
         self.stats.calls.add(active.call());
+        let base = active.queue.base();
         self.forget_all();
-        self.ring.deactivate()
+        Some(base)
     }
 
     /// SET_VRING_ENABLE. Frames for a disabled receive ring are dropped and counted.

@@ -63,6 +63,11 @@ impl VirtioIngress {
         self.ring.deactivate()
     }
 
+    /// Position of the ring between two bursts.
+    pub fn position(&self) -> Option<u32> {
+        self.ring.active.as_ref().map(|active| active.queue.base())
+    }
+
     /// SET_VRING_ENABLE. A disabled transmit ring is not read.
     pub fn enable(&mut self, on: bool) {
         self.ring.enable(on);

@@ -14,6 +14,7 @@ use api::Config;
 use super::*;
 use crate::config::Origin;
 use crate::pool::Placement;
+use crate::run::Inherited;
 use crate::run::Options;
 use crate::spec::Access;
 
@@ -40,7 +41,7 @@ fn system(control: PathBuf) -> System {
         addresses_per_port: 16,
         hints: false,
     };
-    System::new(options, Vec::new()).unwrap()
+    System::new(options, Inherited::default()).unwrap()
 }
 
 fn show(system: &System) -> Value {

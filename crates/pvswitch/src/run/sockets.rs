@@ -1,0 +1,53 @@
+//! Sockets of the switch itself: control and HTTP, bound or of the process before.
+
+use std::os::fd::AsFd;
+
+use super::rights::Rights;
+use super::{Event, RunError, System};
+use crate::http;
+
+impl System {
+    pub(super) fn listen_control(&mut self) -> Result<(), RunError> {
+        let explicit = self.options.control.clone();
+        let permissions = self.options.control_access.permissions("control");
+        let permissions = permissions.map_err(RunError::Request)?;
+        if let Some(listener) = self.inherited.control.take() {
+            self.rights = Rights::new(permissions.group, self.options.control_write);
+            self.watch(listener.as_fd(), Event::ControlListener)?;
+            self.control = Some(listener);
+            return Ok(());
+        }
+        let path = match explicit.clone().map_or_else(api::control::listen_path, Ok) {
+            Ok(path) => path,
+            Err(error) => {
+                tracing::warn!("no control socket: {error}");
+                return Ok(());
+            }
+        };
+        match self.listen("control", &path, &permissions) {
+            Ok(listener) => {
+                self.rights = Rights::new(permissions.group, self.options.control_write);
+                self.watch(listener.as_fd(), Event::ControlListener)?;
+                self.control = Some(listener);
+                Ok(())
+            }
+            Err(error) if explicit.is_some() => Err(error),
+            // A second switch on the machine works without a control socket.
+            Err(error) => {
+                tracing::warn!("no control socket: {error} (give --control PATH)");
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn start_http(&mut self) -> Result<(), RunError> {
+        let Some(address) = &self.options.http else { return Ok(()) };
+        let permissions = self.options.http_access.permissions("http");
+        let inherited = self.inherited.http.take();
+        let permissions = permissions.map_err(RunError::Request)?;
+        let server = http::Server::start(address, &permissions, inherited)?;
+        self.watch(server.as_fd(), Event::Http)?;
+        self.http = Some(server);
+        Ok(())
+    }
+}

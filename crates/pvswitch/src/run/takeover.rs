@@ -1,0 +1,362 @@
+//! `run --takeover`: the process that takes over a switch.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::Config;
+use os::{HandoverError, Listener, receive_state, send_state};
+use switch::fdb::PortId;
+use switch::forward::HeldCopy;
+use switch::stats::IngressStats;
+use switch::vnet::VnetHdr;
+use vhost_user::backend::{Backend, Descriptors, ImportError};
+use vhost_user::connection::{Connection, ConnectionState};
+
+use super::accounts::Errors;
+use super::handover::{
+    Address, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply, VERSION,
+    decode, encode,
+};
+use super::reload::Leaving;
+use super::vhost::backend_of;
+use super::{Attach, Event, RunError, System};
+use crate::config::Origin;
+use crate::http;
+use crate::spec::{PortSpec, Role};
+use crate::worker::Served;
+
+/// Longest time for the old process to send the offer.
+const OFFER_MAX: Duration = Duration::from_secs(10);
+/// Longest time for it to stop its workers.
+const HANDED_MAX: Duration = Duration::from_secs(10);
+/// Longest time for it to send the last message.
+const GO_MAX: Duration = Duration::from_secs(2);
+
+/// A switch that another process offers to this one.
+pub struct Takeover {
+    socket: OwnedFd,
+    offer: Offer,
+    fds: Descriptors,
+}
+
+/// Descriptors of an offer, by what they are for. Unless it takes over, this process leaves names
+/// of sockets alone.
+#[derive(Default)]
+pub(super) struct Inherited {
+    pub(super) control: Option<Listener>,
+    pub(super) http: Option<http::Inherited>,
+    /// Listeners by name of the port.
+    pub(super) listeners: BTreeMap<String, Listener>,
+    /// Queues of TAPs, and whether the switch created them, by name of the port.
+    pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
+}
+
+/// How this process came to its switch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakenOver {
+    /// The process before.
+    pub(super) from: u32,
+    /// Time without forwarding.
+    pub(super) outage: Duration,
+}
+
+fn error(what: &dyn std::fmt::Display) -> RunError {
+    RunError::Request(format!("cannot take over: {what}"))
+}
+
+impl Takeover {
+    /// Receives the offer on standard input.
+    ///
+    /// # Errors
+    /// Standard input is not the socket of `ctl upgrade`, or the offer is refused; the other
+    /// process is informed.
+    pub fn receive() -> Result<Self, RunError> {
+        let socket = std::io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|e| error(&e))?;
+        // Children and readers of standard input get an end of file.
+        let null = std::fs::File::open("/dev/null").map_err(|e| error(&e))?;
+        rustix::stdio::dup2_stdin(&null).map_err(|e| error(&e))?;
+        let received = receive_state(socket.as_fd(), VERSION, Instant::now() + OFFER_MAX);
+        let received = received.and_then(|(bytes, fds)| Ok((decode::<Offer>(&bytes)?.0, fds)));
+        match received {
+            Ok((offer, fds)) => Ok(Self { socket, offer, fds: Descriptors::new(fds) }),
+            Err(HandoverError::Os(e)) if e.raw_os_error() == Some(NOT_A_SOCKET) => {
+                Err(error(&"--takeover is for `pvswitch ctl upgrade`, which starts this program"))
+            }
+            Err(e) => {
+                let e = error(&e);
+                reply(&socket, &Reply::Failed(e.to_string()));
+                Err(e)
+            }
+        }
+    }
+
+    /// The switch's configuration, its origin, its include directory, and its remaining time.
+    ///
+    /// # Errors
+    /// It has values that this program does not know.
+    #[allow(clippy::type_complexity, reason = "named by its caller at once")]
+    pub fn configuration(
+        &self,
+    ) -> Result<(Config, Origin, Option<PathBuf>, Option<Duration>), RunError> {
+        let Offer { config, file, command_line, include, duration_left_ms, .. } = &self.offer;
+        let parsed = config.parse().and_then(|c| Ok((c, command_line.parse()?)));
+        let (config, command_line) = parsed.map_err(|e| error(&e))?;
+        let origin = Origin { file: file.clone(), command_line };
+        Ok((config, origin, include.clone(), duration_left_ms.map(Duration::from_millis)))
+    }
+
+    /// Informs the other process that this one ends.
+    pub fn fail(&self, why: &dyn std::fmt::Display) {
+        reply(&self.socket, &Reply::Failed(why.to_string()));
+    }
+
+    pub(super) fn inherited(&mut self) -> Result<Inherited, RunError> {
+        self.take_inherited().map_err(|e| error(&e))
+    }
+
+    fn take_inherited(&mut self) -> Result<Inherited, ImportError> {
+        let Self { offer, fds, .. } = self;
+        let mut all = Inherited::default();
+        if let Some(state) = &offer.control {
+            all.control = Some(listener(state, fds)?);
+        }
+        if let Some(state) = &offer.http_unix {
+            all.http = Some(http::Inherited::Unix(listener(state, fds)?));
+        }
+        if let Some(at) = offer.http_tcp {
+            all.http = Some(http::Inherited::Tcp(fds.take(at)?));
+        }
+        for port in &offer.ports {
+            if let Some(state) = &port.listener {
+                all.listeners.insert(port.name.clone(), listener(state, fds)?);
+            }
+            if let Some((queues, created)) = &port.tap {
+                let queues = queues.iter().map(|at| fds.take(*at)).collect::<Result<_, _>>()?;
+                all.taps.insert(port.name.clone(), (queues, *created));
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn listener(state: &ListenerState, fds: &mut Descriptors) -> Result<Listener, ImportError> {
+    Ok(Listener::adopt(fds.take(state.fd)?, &state.path, state.made))
+}
+
+/// ENOTSOCK.
+const NOT_A_SOCKET: i32 = rustix::io::Errno::NOTSOCK.raw_os_error();
+
+fn reply(socket: &OwnedFd, reply: &Reply) {
+    let end = Instant::now() + GO_MAX;
+    // If the other process does not read it, it goes on.
+    let _ = send_state(socket.as_fd(), VERSION, &encode(reply, &[]), &[], end);
+}
+
+impl System {
+    /// Takes over the switch of another process, from its offer to its end.
+    ///
+    /// # Errors
+    /// The other process goes on; this one must end.
+    pub(super) fn take_over(&mut self, mut takeover: Takeover) -> Result<(), RunError> {
+        let frozen = self.pool.freeze(HANDED_MAX);
+        let frozen = frozen.ok_or_else(|| error(&"a worker does not start"));
+        let served = self.prepare_takeover(&takeover.offer, &mut takeover.fds);
+        let (frozen, served) = match frozen.and_then(|frozen| Ok((frozen, served?))) {
+            Ok(ready) => ready,
+            Err(error) => {
+                takeover.fail(&error);
+                return Err(error);
+            }
+        };
+        reply(&takeover.socket, &Reply::Ready);
+        let receive = |limit| {
+            let end = Instant::now() + limit;
+            receive_state(takeover.socket.as_fd(), VERSION, end).map_err(|e| error(&e))
+        };
+        let (bytes, _) = receive(HANDED_MAX)?;
+        let (handed, frames) = decode::<Handed>(&bytes).map_err(|e| error(&e))?;
+        if handed.ports.len() != takeover.offer.ports.len() {
+            return Err(error(&HandoverError::Foreign));
+        }
+        reply(&takeover.socket, &Reply::Ready);
+        if receive(GO_MAX)?.0 != GO {
+            return Err(error(&HandoverError::Foreign));
+        }
+        // The switch is ours now.
+        self.own_sockets();
+        served.into_iter().for_each(|served| self.pool.serve(served));
+        for (offer, handed) in takeover.offer.ports.iter().zip(&handed.ports) {
+            self.resume_port(&offer.name, handed, frames);
+        }
+        self.learn(&handed.addresses);
+        let outage = Duration::from_nanos(
+            (os::monotonic().as_nanos() as u64).saturating_sub(handed.stopped_ns),
+        );
+        drop(frozen);
+        self.taken_over = Some(TakenOver { from: takeover.offer.pid, outage });
+        self.settle_ports(&takeover.offer);
+        tracing::info!(
+            "took over from process {} in {} us",
+            takeover.offer.pid,
+            outage.as_micros()
+        );
+        Ok(())
+    }
+
+    /// Makes everything but what workers change. Returns queues to serve from the start.
+    fn prepare_takeover(
+        &mut self,
+        offer: &Offer,
+        fds: &mut Descriptors,
+    ) -> Result<Vec<Served>, RunError> {
+        let (mut all, mut served) = (Vec::new(), Vec::new());
+        for port in &offer.ports {
+            let text = self.config.port(&port.name);
+            let text = text.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)))?;
+            let spec = PortSpec::from(text);
+            let mut prepared = self.prepare_port(&spec, PortId(port.id), &Leaving::default())?;
+            prepared.state.faults = port.faults;
+            served.append(&mut prepared.served);
+            all.push(prepared);
+        }
+        self.install_and(all, false);
+        self.add_statics()?;
+        self.learn(&offer.addresses);
+        for port in &offer.ports {
+            if let Some(state) = &port.connection {
+                let imported = self.import_connection(&port.name, state, fds);
+                imported.map_err(|e| error(&format!("port '{}': {e}", port.name)))?;
+            }
+            self.import_records(port);
+        }
+        Ok(served)
+    }
+
+    fn import_connection(
+        &mut self,
+        name: &str,
+        state: &ConnectionState,
+        fds: &mut Descriptors,
+    ) -> Result<(), String> {
+        let pool = Arc::clone(&self.pool);
+        let Some((port, ingress, vhost)) = self.vhost(name) else {
+            return Err("it has no front-end".into());
+        };
+        let (device, options, permissions) = backend_of(port, ingress, vhost, pool);
+        let imported = Backend::import(device, options, permissions, &state.backend, fds);
+        let imported = imported.and_then(|backend| Connection::import(backend, state, fds));
+        let connection = imported.map_err(|e| e.to_string())?;
+        let watched = self.watch(connection.as_fd(), Event::Connection(name.into()));
+        watched.map_err(|e| e.to_string())?;
+        if let Some((_, _, vhost)) = self.vhost(name) {
+            vhost.since = Instant::now();
+            vhost.retry = None;
+            vhost.connection = Some(connection);
+        }
+        Ok(())
+    }
+
+    fn import_records(&mut self, offer: &PortOffer) {
+        if let Some((_, _, vhost)) = self.vhost(&offer.name) {
+            if vhost.conf.role == Role::Client && vhost.connection.is_none() {
+                vhost.retry = Some(Instant::now());
+            }
+            vhost.connections = offer.connections;
+            vhost.errors = Errors::import(&offer.errors, offer.last_error.clone());
+        }
+    }
+
+    fn learn(&self, addresses: &[Address]) {
+        let now = self.now_s();
+        for (mac, vlan, port) in addresses {
+            self.fdb.learn(*mac, *vlan, PortId(*port), now);
+        }
+    }
+
+    /// Makes names of sockets this process's own.
+    fn own_sockets(&mut self) {
+        let http = self.http.as_mut().and_then(|http| http.socket.as_mut());
+        self.control.iter_mut().chain(http).for_each(Listener::own);
+        for state in self.ports.values_mut() {
+            if let Attach::VhostUser(vhost) = &mut state.attach {
+                vhost.listener.iter_mut().for_each(Listener::own);
+            }
+        }
+    }
+
+    /// Sets the counters of a port, starts its rings and restores its frames. Workers are frozen.
+    fn resume_port(&mut self, name: &str, handed: &PortHanded, frames: &[u8]) {
+        let Some(state) = self.ports.get_mut(name) else { return };
+        // Counters that this version does not know are dropped.
+        for (queue, counters) in state.ingress.iter().zip(&handed.ingress) {
+            for (name, value) in counters {
+                let _ = queue.stats.restore(name, *value);
+            }
+        }
+        for (queue, counters) in state.port.egress.iter().zip(&handed.egress) {
+            for (name, value) in counters {
+                let _ = queue.stats.restore(name, *value);
+            }
+        }
+        let mut failed = None;
+        if let Attach::VhostUser(vhost) = &mut state.attach
+            && let Some(connection) = &mut vhost.connection
+        {
+            connection.own();
+            failed = connection.backend_mut().resume(&handed.positions).err();
+        }
+        if let Attach::Tap(tap) = &state.attach {
+            let unsent = handed.unsent.iter().map(|queue| {
+                let frames = queue.iter().filter_map(|frame| bytes_of(frame, frames));
+                frames.map(|(hdr, bytes)| (hdr, bytes.to_vec())).collect()
+            });
+            tap.restore_unsent(&unsent.collect::<Vec<_>>());
+        }
+        if let Some(error) = failed {
+            // Its front-end connects again.
+            self.disconnect(name, &error.to_string());
+        }
+        self.restore_held(name, handed, frames);
+    }
+
+    fn restore_held(&self, name: &str, handed: &PortHanded, frames: &[u8]) {
+        let Some(state) = self.ports.get(name) else { return };
+        for (at, held) in (0_u16..).zip(&handed.held).filter(|(_, held)| !held.is_empty()) {
+            let Some(queue) = state.port.egress.get(usize::from(at)) else { continue };
+            let copies = held.iter().filter_map(|frame| {
+                let (hdr, bytes) = bytes_of(frame, frames)?;
+                let from = frame.from.and_then(|from| self.sender(from));
+                Some(HeldCopy { bytes: bytes.into(), hdr, from })
+            });
+            queue.restore_held(copies.collect(), self.pool.now());
+            if let Some(worker) = self.pool.workers().first() {
+                worker.deliver_held(state.port.id, at);
+            }
+        }
+    }
+
+    fn sender(&self, (port, queue): (u16, u16)) -> Option<Arc<IngressStats>> {
+        let state = self.ports.values().find(|state| state.port.id.0 == port)?;
+        Some(Arc::clone(&state.ingress.get(usize::from(queue))?.stats))
+    }
+
+    /// What can wait until frames are forwarded again.
+    fn settle_ports(&mut self, offer: &Offer) {
+        for port in &offer.ports {
+            self.follow(PortId(port.id));
+            if port.drain {
+                let _ = self.drain(&port.name, false);
+            }
+        }
+    }
+}
+
+/// A frame's header and bytes; `None`: it is not one.
+fn bytes_of<'a>(frame: &Frame, bytes: &'a [u8]) -> Option<(VnetHdr, &'a [u8])> {
+    let end = frame.at.checked_add(frame.len)?;
+    Some((VnetHdr::parse(&frame.hdr), bytes.get(frame.at..end)?))
+}

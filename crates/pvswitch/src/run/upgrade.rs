@@ -1,0 +1,254 @@
+//! `ctl upgrade`: hands the switch to a new process
+//! ([0026](../../../../docs/design/0026-upgrade.md)).
+//!
+//! The new process is started with one end of a socket pair as its standard input. Until the last
+//! message everything can fail, and this process goes on.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::config::ConfigText;
+use os::{Listener, receive_state, send_state};
+use serde_json::{Value, json};
+use switch::forward::{EgressQueue, HeldCopy};
+use switch::tuning::Drain;
+use switch::vnet::VnetHdr;
+use vhost_user::backend::export_fd;
+
+use super::handover::{
+    Address, Counters, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply,
+    VERSION, decode, encode,
+};
+use super::{Attach, PortState, RunError, System};
+
+/// Longest time for the new process to get ready. `ctl` waits for a little longer.
+const PREPARE_MAX: Duration = Duration::from_secs(8);
+/// Longest time for workers to end their rounds.
+const FREEZE_MAX: Duration = Duration::from_secs(1);
+/// Longest time for the new process to accept the rest.
+const ACCEPT_MAX: Duration = Duration::from_secs(1);
+
+/// The program of this process, as it was at the start: its file may be replaced meanwhile.
+pub(super) fn program() -> PathBuf {
+    std::env::current_exe().unwrap_or_else(|_| "pvswitch".into())
+}
+
+/// A process that is started to take over; killed unless it did.
+struct Next {
+    child: Child,
+    socket: OwnedFd,
+    program: PathBuf,
+    took_over: bool,
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        if !self.took_over {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Next {
+    fn start(program: &Path) -> Result<Self, RunError> {
+        let failed = |error: std::io::Error| failed(program, &error);
+        let (socket, theirs) = os::socketpair().map_err(failed)?;
+        let mut command = Command::new(program);
+        command.args(["run", "--takeover"]).stdin(Stdio::from(theirs));
+        // The watchdog's pings come from the new process.
+        command.env_remove("WATCHDOG_PID");
+        let child = command.spawn().map_err(failed)?;
+        Ok(Self { child, socket, program: program.into(), took_over: false })
+    }
+
+    fn send(&self, what: &[u8], fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), RunError> {
+        let sent = send_state(self.socket.as_fd(), VERSION, what, fds, Instant::now() + limit);
+        sent.map_err(|error| failed(&self.program, &error))
+    }
+
+    /// Waits until it can go on.
+    fn ready(&self, limit: Duration) -> Result<(), RunError> {
+        let received = receive_state(self.socket.as_fd(), VERSION, Instant::now() + limit);
+        let reply = received.and_then(|(bytes, _)| decode::<Reply>(&bytes).map(|(reply, _)| reply));
+        match reply {
+            Ok(Reply::Ready) => Ok(()),
+            Ok(Reply::Failed(why)) => Err(failed(&self.program, &why)),
+            Err(error) => Err(failed(&self.program, &error)),
+        }
+    }
+}
+
+fn failed(program: &Path, why: &dyn Display) -> RunError {
+    RunError::Request(format!(
+        "{} did not take over: {why}; this switch goes on, nothing was changed",
+        program.display()
+    ))
+}
+
+impl System {
+    /// Starts `program` and hands the switch to it. After success this process must exit without
+    /// another change.
+    ///
+    /// # Errors
+    /// It did not start or refused; this process goes on as before.
+    pub(super) fn upgrade(&mut self, program: Option<&Path>) -> Result<Value, RunError> {
+        if !self.xen.is_empty() {
+            let what = "Xen vifs cannot be handed to another process: their event channels and \
+                        grants belong to this one; restart the switch, front-ends reconnect";
+            return Err(RunError::Request(what.into()));
+        }
+        if !self.activated.is_empty() {
+            let what = "sockets that systemd made (fd=NAME) cannot be handed to another process: \
+                        restart the service, its sockets stay open";
+            return Err(RunError::Request(what.into()));
+        }
+        let program = program.unwrap_or(&self.program).to_path_buf();
+        let began = Instant::now();
+        let next = Next::start(&program)?;
+        let mut fds = Vec::new();
+        let offer = self.offer(&mut fds);
+        let known = offer.addresses.iter().copied().collect();
+        next.send(&encode(&offer, &[]), &fds, PREPARE_MAX)?;
+        next.ready(PREPARE_MAX.saturating_sub(began.elapsed()))?;
+        let frozen = self.pool.freeze(FREEZE_MAX);
+        let frozen = frozen.ok_or_else(|| failed(&program, &"a worker is stuck in its round"))?;
+        let mut bytes = Vec::new();
+        let handed = self.handed(&known, &mut bytes);
+        next.send(&encode(&handed, &bytes), &[], ACCEPT_MAX)?;
+        next.ready(ACCEPT_MAX)?;
+        next.send(GO, &[], ACCEPT_MAX)?;
+        // From here on the rings are the other's: workers stay at the gate until this process ends.
+        std::mem::forget(frozen);
+        let mut next = next;
+        next.took_over = true;
+        let pid = next.child.id();
+        tracing::info!("handed over to process {pid} ({})", program.display());
+        self.manager.moved(pid);
+        self.handed_over = true;
+        self.stop = true;
+        Ok(json!({ "pid": pid, "program": program.display().to_string() }))
+    }
+
+    /// All that does not change while this thread waits.
+    fn offer<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> Offer {
+        let mut ports: Vec<_> = self.ports.values().collect();
+        ports.sort_by_key(|state| state.port.id.0);
+        let left = self.options.duration.map(|all| all.saturating_sub(self.clock().elapsed()));
+        let http = self.http.as_ref();
+        Offer {
+            pid: std::process::id(),
+            config: ConfigText::from(&self.config),
+            file: self.options.origin.file.clone(),
+            command_line: ConfigText::from(&self.options.origin.command_line),
+            include: self.options.include.clone(),
+            duration_left_ms: left.map(|left| left.as_millis() as u64),
+            control: self.control.as_ref().map(|listener| listener_state(listener, fds)),
+            http_unix: http.and_then(|h| h.socket.as_ref()).map(|l| listener_state(l, fds)),
+            http_tcp: http.and_then(|h| h.tcp.as_ref()).map(|fd| export_fd(fds, fd.as_fd())),
+            ports: ports.into_iter().map(|state| port_offer(state, fds)).collect(),
+            addresses: self.learned(),
+        }
+    }
+
+    fn learned(&self) -> Vec<Address> {
+        let entries = self.fdb.entries(self.now_s()).into_iter().filter(|e| !e.is_static);
+        entries.map(|e| (e.mac.0, e.vlan, e.port.0)).collect()
+    }
+
+    /// What workers, which are frozen, changed. Bytes of frames are added to `bytes`.
+    fn handed(
+        &mut self,
+        known: &std::collections::HashSet<Address>,
+        bytes: &mut Vec<u8>,
+    ) -> Handed {
+        let stopped_ns = os::monotonic().as_nanos() as u64;
+        let new = |address: &Address| !known.contains(address);
+        let addresses = self.learned().into_iter().filter(new).collect();
+        let mut senders = Vec::new();
+        for state in self.ports.values() {
+            for (queue, ingress) in (0..).zip(&state.ingress) {
+                senders.push((std::sync::Arc::as_ptr(&ingress.stats), (state.port.id.0, queue)));
+            }
+        }
+        let mut ports: Vec<_> = self.ports.values_mut().collect();
+        ports.sort_by_key(|state| state.port.id.0);
+        let ports = ports.into_iter().map(|state| {
+            let held = |queue: &EgressQueue| {
+                let frames = queue.held_copies();
+                frames.iter().map(|copy| held_frame(copy, &senders, bytes)).collect()
+            };
+            let held = state.port.egress.iter().map(held).collect();
+            let unsent = match &state.attach {
+                Attach::Tap(tap) => tap.unsent(),
+                _ => Vec::new(),
+            };
+            let unsent = unsent.into_iter().map(|frames| {
+                frames.into_iter().map(|(hdr, frame)| add(bytes, &hdr, &frame, None)).collect()
+            });
+            let unsent = unsent.collect();
+            let positions = match &mut state.attach {
+                Attach::VhostUser(vhost) => vhost.connection.as_mut(),
+                _ => None,
+            };
+            let positions = positions.map(|c| c.backend_mut().positions()).unwrap_or_default();
+            // Last: the above may call a guest, which is counted.
+            let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
+            let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
+            PortHanded { positions, ingress, egress, held, unsent }
+        });
+        let ports = ports.collect();
+        Handed { stopped_ns, ports, addresses }
+    }
+}
+
+fn listener_state<'a>(listener: &'a Listener, fds: &mut Vec<BorrowedFd<'a>>) -> ListenerState {
+    let fd = export_fd(fds, listener.as_fd());
+    ListenerState { fd, path: listener.path().into(), made: listener.made() }
+}
+
+fn port_offer<'a>(state: &'a PortState, fds: &mut Vec<BorrowedFd<'a>>) -> PortOffer {
+    let mut offer = PortOffer {
+        name: state.spec.name.clone(),
+        id: state.port.id.0,
+        faults: state.faults,
+        drain: state.drain() != Drain::Off,
+        ..PortOffer::default()
+    };
+    match &state.attach {
+        Attach::VhostUser(vhost) => {
+            offer.listener = vhost.listener.as_ref().map(|listener| listener_state(listener, fds));
+            offer.connection = vhost.connection.as_ref().map(|connection| connection.export(fds));
+            offer.connections = vhost.connections;
+            (offer.errors, offer.last_error) = vhost.errors.export();
+        }
+        Attach::Tap(tap) => {
+            let queues = tap.fds.iter().map(|fd| export_fd(fds, fd.as_fd()));
+            offer.tap = Some((queues.collect(), tap.created));
+        }
+        Attach::Xen(_) | Attach::Null => {}
+    }
+    offer
+}
+
+fn counters(all: impl Iterator<Item = (&'static str, u64)>) -> Counters {
+    all.filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+}
+
+type Senders = [(*const switch::stats::IngressStats, (u16, u16))];
+
+fn held_frame(copy: &HeldCopy, senders: &Senders, bytes: &mut Vec<u8>) -> Frame {
+    let sender = copy.from.as_ref().map(std::sync::Arc::as_ptr);
+    let from = senders.iter().find(|(stats, _)| Some(*stats) == sender).map(|(_, at)| *at);
+    add(bytes, &copy.hdr, &copy.bytes, from)
+}
+
+/// Appends a frame to `bytes`.
+fn add(bytes: &mut Vec<u8>, hdr: &VnetHdr, frame: &[u8], from: Option<(u16, u16)>) -> Frame {
+    let at = bytes.len();
+    bytes.extend(frame);
+    Frame { hdr: hdr.bytes(), at, len: frame.len(), from }
+}

@@ -1,0 +1,251 @@
+//! `ctl upgrade`: another process takes over, and guests do not notice.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const SENDER: &str = "02:00:00:00:00:01";
+const RECEIVER: &str = "02:00:00:00:00:02";
+
+/// The process that took over; killed on drop.
+struct Successor(u32);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+fn pid(switch: &Switch) -> u32 {
+    let pid = switch.json(&["show"])["pid"].as_u64().unwrap();
+    u32::try_from(pid).unwrap()
+}
+
+/// Upgrades to this program itself, and waits until the new process replies.
+fn upgrade(switch: &Switch) -> Successor {
+    let before = pid(switch);
+    let answer = switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
+    let next = u32::try_from(answer["pid"].as_u64().unwrap()).unwrap();
+    let next = Successor(next);
+    wait_for("the new process", || switch.ctl(&["show"]).status.success());
+    let show = switch.json(&["show"]);
+    assert_eq!(show["pid"], next.0, "{show}");
+    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
+    next
+}
+
+fn outage_us(switch: &Switch) -> u64 {
+    switch.json(&["show"])["taken_over"]["outage_us"].as_u64().unwrap()
+}
+
+/// Frames from a sender to a sink, with upgrades meanwhile: all of them arrive, in order.
+fn upgrade_under_traffic(forward: &str, guest: &[&str]) {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let mut switch = Switch::start(&dir, &["--forward", forward], &ports);
+    let ring = [guest, &["--queue-size", "1024"]].concat();
+    let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
+    let sink = Gen::start(&dir.path("b"), &sink_args);
+    switch.wait_up("b", true);
+    let to = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k", "--size", "imix"];
+    let sender = Gen::start(&dir.path("a"), &[&ring[..], &to].concat());
+    switch.wait_up("a", true);
+    let mut living = Vec::new();
+    for _ in 0..4 {
+        let before = switch.counter("a", "ingress", "frames");
+        wait_for("frames", || switch.counter("a", "ingress", "frames") > before + 1000);
+        living.push(upgrade(&switch));
+        if living.len() == 1 {
+            assert!(switch.process.wait().success(), "the old process ends in order");
+        }
+    }
+    let before = switch.counter("a", "ingress", "frames");
+    wait_for("frames", || switch.counter("a", "ingress", "frames") > before + 1000);
+    let sent = sender.end();
+    let frames = sent["sent_frames"].as_u64().unwrap();
+    wait_for("all frames", || switch.counter("b", "egress", "frames") == frames);
+    for port in ["a", "b"] {
+        let show = switch.port("show", port);
+        assert_eq!((&show["connections"], &show["faults"]), (&1.into(), &0.into()), "{show}");
+    }
+    assert_eq!(switch.counter("a", "ingress", "frames"), frames, "counters are handed on");
+    let got = sink.end();
+    assert_eq!(got["received_frames"], frames, "{forward} {guest:?}: {got}");
+    assert_eq!(got["received_bytes"], sent["sent_bytes"]);
+    assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{got}");
+    assert!(switch.ctl(&["shutdown"]).status.success());
+    wait_for("the sockets to be removed", || !dir.path("a").exists() && !dir.path("ctl").exists());
+}
+
+#[test]
+fn every_frame_arrives_in_order_over_upgrades_on_split_rings() {
+    upgrade_under_traffic("switch", &[]);
+    upgrade_under_traffic("cross", &["--in-order"]);
+}
+
+#[test]
+fn every_frame_arrives_in_order_over_upgrades_on_packed_rings() {
+    upgrade_under_traffic("switch", &["--packed"]);
+    upgrade_under_traffic("cross", &["--packed", "--in-order"]);
+}
+
+#[test]
+fn hundred_ports_stay_connected() {
+    let dir = Dir::new();
+    let mut ports: Vec<_> = (0..98).map(|n| dir.port(&format!("p{n}"), "")).collect();
+    ports.extend([dir.port("a", ""), dir.port("b", "")]);
+    let switch = Switch::start(&dir, &["--workers", "2"], &ports);
+    let idle = ["--mode", "idle", "--count", "98", "--queue-size", "8"];
+    let mut idle = Gen::start(&dir.path("p{}"), &idle);
+    wait_for("the idle guests", || {
+        let show = switch.json(&["show"]);
+        let ports = show["ports"].as_array().unwrap();
+        ports.iter().filter(|port| port["up"] == true).count() == 98
+    });
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let learned = switch.json(&["fdb"])["entries"].as_array().unwrap().len();
+    let (mut living, mut outages) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        living.push(upgrade(&switch));
+        outages.push(outage_us(&switch));
+    }
+    println!("outage with 100 ports, us: {outages:?}");
+    pair.wait_for_replies(&switch);
+    let show = switch.json(&["show"]);
+    for port in show["ports"].as_array().unwrap() {
+        let state = (&port["up"], &port["connections"], &port["faults"]);
+        assert_eq!(state, (&true.into(), &1.into(), &0.into()), "{port}");
+    }
+    assert_eq!(switch.json(&["fdb"])["entries"].as_array().unwrap().len(), learned);
+    assert!(idle.0.lives());
+    pair.end();
+    drop(living);
+}
+
+/// A program that does not take over.
+fn script(dir: &Dir, name: &str, text: &str) -> String {
+    let path = dir.path(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn program_that_fails_leaves_the_old_one_at_work() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ""));
+    let mut switch = Switch::start(&dir, &["--http", "127.0.0.1:0"], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let before = pid(&switch);
+    let programs = [
+        (dir.text("missing"), "No such file"),
+        (dir.text("log"), "Permission denied"),
+        (script(&dir, "ends", "exit 3"), "it ended before it took over"),
+        (script(&dir, "other", "echo hello >&0"), "not a state of pvswitch"),
+    ];
+    for (program, why) in programs {
+        let out = switch.ctl(&["upgrade", &program]);
+        let error = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{error}");
+        assert!(error.contains(&program) && error.contains(why), "{error}");
+        assert!(error.contains("this switch goes on, nothing was changed"), "{error}");
+        assert_eq!(pid(&switch), before);
+        pair.wait_for_replies(&switch);
+    }
+    assert!(switch.process.lives() && dir.path("a").exists() && dir.path("ctl").exists());
+    // And a later one succeeds.
+    let next = upgrade(&switch);
+    pair.wait_for_replies(&switch);
+    pair.end();
+    drop(next);
+}
+
+#[test]
+fn takeover_without_a_switch_is_refused() {
+    let out = common::pvswitch().args(["run", "--takeover"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(error.contains("--takeover is for `pvswitch ctl upgrade`"), "{error}");
+}
+
+#[test]
+fn settings_of_the_file_and_of_run_time_are_handed_on() {
+    let dir = Dir::new();
+    let file = dir.path("c.toml");
+    let port = |name: &str| {
+        format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{}\"\n", dir.text(name))
+    };
+    std::fs::write(&file, format!("{}{}", port("a"), port("b"))).unwrap();
+    let http = format!("unix:{}", dir.text("http"));
+    let args = ["--config", file.to_str().unwrap(), "--http", &http];
+    let switch = Switch::start(&dir, &args, &[]);
+    assert!(switch.ctl(&["set", "a", "weight=3", "poll=timer:2000"]).status.success());
+    assert!(switch.ctl(&["add-port", "n=null,hold=7"]).status.success());
+    assert!(switch.ctl(&["fdb", "add", RECEIVER, "b", "--vlan", "5"]).status.success());
+    assert!(switch.ctl(&["drain", "a"]).status.success());
+    let state = || {
+        let show = switch.json(&["show"]);
+        let of = |port: &Value| [port["name"].clone(), port["id"].clone(), port["drain"].clone()];
+        let ports: Vec<_> = show["ports"].as_array().unwrap().iter().map(of).collect();
+        (ports, switch.json(&["fdb"]), saved(&switch), show["http"].clone())
+    };
+    let before = state();
+    let next = upgrade(&switch);
+    assert_eq!(state(), before);
+    assert_eq!(switch.port("stats", "a")["ingress"][0]["weight"], 3);
+    let answer =
+        std::os::unix::net::UnixStream::connect(dir.path("http")).and_then(|mut stream| {
+            use std::io::{Read, Write};
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).map(|_| text)
+        });
+    assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+    // The file is still that of the switch.
+    let reload = switch.json(&["reload"]);
+    assert_eq!(reload["removed"][0], "n", "{reload}");
+    drop(next);
+}
+
+fn saved(switch: &Switch) -> String {
+    String::from_utf8(switch.ctl(&["save", "-"]).stdout).unwrap()
+}
+
+#[test]
+fn tap_stays_with_its_addresses_and_loses_no_frame() {
+    if !Path::new("/dev/net/tun").exists() || !rustix::process::geteuid().is_root() {
+        println!("skipped: TAP interfaces need root and /dev/net/tun");
+        return;
+    }
+    let dir = Dir::new();
+    let tap = format!("pvsup{}", std::process::id() % 100_000);
+    let ports = [dir.port("a", ""), format!("h=tap:{tap}")];
+    let switch = Switch::start(&dir, &["--forward", "cross"], &ports);
+    let of = |what: &str| {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{tap}/{what}"));
+        text.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let (index, changes) = (of("ifindex"), of("carrier_changes"));
+    let received = of("statistics/rx_packets");
+    let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);
+    switch.wait_up("a", true);
+    let mut living = Vec::new();
+    for _ in 0..3 {
+        let before = switch.counter("a", "ingress", "frames");
+        wait_for("frames", || switch.counter("a", "ingress", "frames") > before + 500);
+        living.push(upgrade(&switch));
+    }
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    let arrived = || of("statistics/rx_packets") - received;
+    wait_for("all frames", || arrived() >= sent);
+    assert_eq!((of("ifindex"), of("carrier_changes")), (index, changes), "the link stayed up");
+    assert_eq!(switch.port("show", "h")["created"], true);
+    drop(living);
+}
