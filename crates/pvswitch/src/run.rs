@@ -20,7 +20,7 @@ mod vhost;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
@@ -237,8 +237,6 @@ struct System {
     suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
-    /// Sockets that the process's starter made, by name.
-    activated: Vec<(String, OwnedFd)>,
     manager: Manager,
     /// Readable on SIGTERM and SIGINT.
     signals: Option<UnixStream>,
@@ -300,8 +298,6 @@ pub fn run(options: Options, mut takeover: Option<Takeover>) -> Result<(), RunEr
 
 impl System {
     fn new(options: Options, inherited: Inherited) -> Result<Self, RunError> {
-        let activated =
-            os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
         let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
@@ -343,7 +339,6 @@ impl System {
             budgets: setup::budgets(),
             suspended: Vec::new(),
             hangups,
-            activated,
             manager: Manager::from_environment(),
             signals: None,
             stop: false,

@@ -19,12 +19,13 @@ fn dir(name: &str) -> Dir {
     Dir(dir)
 }
 
-/// Runs a switch with `stdin` as descriptor 3, for a quarter of a second if nothing is wrong.
+/// Runs a switch with `stdin` as descriptor 3, and without a descriptor 4, for a quarter of a
+/// second if nothing is wrong.
 fn run(stdin: impl Into<std::process::Stdio>, env: &str, arguments: &str, dir: &Dir) -> Output {
     let control = dir.0.join("control");
     let command = format!(
         "{env}; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$0\" run --quiet --duration \
-         0.25 --control {} {arguments} 3<&0 </dev/null",
+         0.25 --control {} {arguments} 3<&0 4<&- </dev/null",
         control.display()
     );
     let mut shell = Command::new("sh");

@@ -24,10 +24,11 @@ impl System {
         let Some(name) = name(path) else {
             return Ok(Listener::bind(path, Carries::Stream, permissions)?);
         };
-        let mut of_name = self.activated.iter().filter(|(own, _)| own == name);
+        let mut of_name = self.inherited.activated.iter().filter(|(own, _)| own == name);
         let error = |error: String| Err(RunError::Request(format!("{what}: {error}")));
         let Some((_, fd)) = of_name.next() else {
-            let known: Vec<_> = self.activated.iter().map(|(name, _)| name.as_str()).collect();
+            let known: Vec<_> =
+                self.inherited.activated.iter().map(|(name, _)| name.as_str()).collect();
             let known = match known.join(", ") {
                 none if none.is_empty() => "none was passed to this process".into(),
                 known => format!("there are: {known}"),
@@ -53,7 +54,7 @@ impl System {
 
     /// Warns about descriptors that nothing uses: their clients would wait.
     pub(super) fn warn_of_unused(&self) {
-        for (name, _) in &self.activated {
+        for (name, _) in &self.inherited.activated {
             let path = Path::new(api::INHERITED).as_os_str().to_owned();
             let mut path = path;
             path.push(name);

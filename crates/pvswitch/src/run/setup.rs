@@ -25,9 +25,13 @@ pub(super) fn guard_memory() {
 
 /// Starts threads and sockets of the switch itself.
 pub(super) fn start(options: Options, takeover: &mut Option<Takeover>) -> Result<System, RunError> {
+    // First, for their numbers are free if the starter did not pass them.
+    let activated =
+        os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
     raise_descriptor_limit();
     guard_memory();
-    let inherited = takeover.as_mut().map(Takeover::inherited).transpose()?.unwrap_or_default();
+    let mut inherited = takeover.as_mut().map(Takeover::inherited).transpose()?.unwrap_or_default();
+    inherited.activated = activated;
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
     let mut system = System::new(options, inherited)?;
     system.watch(signals.as_fd(), Event::Signal)?;

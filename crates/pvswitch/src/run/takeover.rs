@@ -52,6 +52,8 @@ pub(super) struct Inherited {
     pub(super) listeners: BTreeMap<String, Listener>,
     /// Queues of TAPs, and whether the switch created them, by name of the port.
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
+    /// Sockets that the process's starter made, by their names there. Not of a process before.
+    pub(super) activated: Vec<(String, OwnedFd)>,
 }
 
 /// How this process came to its switch.

@@ -101,7 +101,7 @@ impl System {
                         grants belong to this one; restart the switch, front-ends reconnect";
             return Err(RunError::Request(what.into()));
         }
-        if !self.activated.is_empty() {
+        if !self.inherited.activated.is_empty() {
             let what = "sockets that systemd made (fd=NAME) cannot be handed to another process: \
                         restart the service, its sockets stay open";
             return Err(RunError::Request(what.into()));

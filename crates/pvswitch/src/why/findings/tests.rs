@@ -232,7 +232,7 @@ fn waiting_frames_busy_workers_and_silence() {
     );
     check(&limited, Rank::Limited, "rate_in", &["more to send than rate-in=100Mbit"]);
     let dropped = Case::healthy().counter(0, "egress", "drops_rate", 5, 9);
-    check(&dropped, Rank::Losing, "drops_rate", &["beyond rate-out="]);
+    check(&dropped, Rank::Losing, "drops_rate", &["beyond its rate-out="]);
     let busy = |empty: u64| {
         Case::healthy()
             .counter(0, "ingress", "served_ns", 0, 1_990_000_000)
