@@ -345,8 +345,7 @@ fn receive_buffers_that_are_truncated_stop_their_port_only() {
     others.end();
 }
 
-/// Issue 14, row 1: more slots than the mappings that a process may have (`vm.max_map_count`), at
-/// Linux's default.
+/// Issue 14, row 1: more slots than the mappings of a process (`vm.max_map_count`, by default).
 #[test]
 fn front_ends_with_every_memory_slot_leave_an_honest_guest_room() {
     let dir = Dir::new();
@@ -360,19 +359,16 @@ fn front_ends_with_every_memory_slot_leave_an_honest_guest_room() {
             let (guest_addr, user_addr) = (GUEST + at, USER + at);
             let region = MemRegion { guest_addr, size: 4096, user_addr, mmap_offset: 0 };
             let region = region.to_single_bytes();
-            match raw.ask(R::ADD_MEM_REG, region, &[raw.file.as_fd()]) {
-                Some(reply) => refused += reply,
-                // The file of a region is a descriptor, too: out of those, the connection ends.
-                None => {
-                    refused += 1;
-                    break;
-                }
+            let reply = raw.ask(R::ADD_MEM_REG, region, &[raw.file.as_fd()]);
+            refused += reply.unwrap_or(1); // `None`: out of descriptors, the connection ended
+            if reply.is_none() {
+                break;
             }
         }
         raws.push(raw);
     }
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    let most: u64 = most.trim().parse().unwrap();
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse();
+    let most: u64 = most.unwrap();
     assert!(refused > 0 || most > 130 * 509, "{most}");
     // A guest is served, and one that truncates its memory is stopped as usual.
     let honest = Raw::started(&switch, &dir, "honest");
