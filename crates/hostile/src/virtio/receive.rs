@@ -25,17 +25,16 @@ fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error
     Ok(rx.map(|rx| (raw, rx)))
 }
 
-/// Posts `count` buffers every `pause`, and refreshes its address in the FDB.
-fn drip(attack: &mut Attack<'_>, count: u64, pause: Duration) -> Result<(), Error> {
+/// Has `post` add buffers every `pause`; counts connections that the switch ended.
+fn receive(
+    attack: &mut Attack<'_>,
+    pause: Duration,
+    mut post: impl FnMut(&mut Attack<'_>, &Raw, &mut DriverQueue) -> Result<(), Error>,
+) -> Result<(), Error> {
     while let Some((raw, mut rx)) = receiver(attack)? {
-        let (mut next, mut used) = (0_u64, Vec::new());
+        let mut used = Vec::new();
         while attack.on() && !raw.is_closed(Duration::ZERO) {
-            for _ in 0..count {
-                let addr = RECEIVED + next % 256 * u64::from(BUFFER);
-                next += 1;
-                let posted = rx.add(&[Buf { addr, len: BUFFER, write: true }]).is_some();
-                attack.tally.attempts += u64::from(posted);
-            }
+            post(attack, &raw, &mut rx)?;
             rx.publish();
             raw.kick();
             used.clear();
@@ -44,8 +43,23 @@ fn drip(attack: &mut Attack<'_>, count: u64, pause: Duration) -> Result<(), Erro
             }
             attack.rest(pause);
         }
+        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
     }
     Ok(())
+}
+
+/// Posts `count` buffers every `pause`.
+fn drip(attack: &mut Attack<'_>, count: u64, pause: Duration) -> Result<(), Error> {
+    let mut next = 0_u64;
+    receive(attack, pause, |attack, _, rx| {
+        for _ in 0..count {
+            let addr = RECEIVED + next % 256 * u64::from(BUFFER);
+            next += 1;
+            let posted = rx.add(&[Buf { addr, len: BUFFER, write: true }]).is_some();
+            attack.tally.attempts += u64::from(posted);
+        }
+        Ok(())
+    })
 }
 
 /// One buffer every 45 ms.
@@ -65,25 +79,15 @@ pub fn slow(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Buffers of 1 to 13 bytes, around the header's length: a frame takes many.
 pub fn tiny_buffers(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some((raw, mut rx)) = receiver(attack)? {
-        let (mut n, mut used) = (0_u64, Vec::new());
-        while attack.on() && !raw.is_closed(Duration::ZERO) {
-            let len = [1, 11, 13, 2, 12][(n % 5) as usize];
-            while rx.add(&[Buf { addr: RECEIVED + n % 4096, len, write: true }]).is_some() {
-                n += 1;
-                attack.tally.attempts += 1;
-            }
-            rx.publish();
-            raw.kick();
-            used.clear();
-            if rx.take_used(usize::from(SIZE), &mut used).is_err() {
-                break;
-            }
-            attack.rest(Duration::from_micros(200));
+    let mut n = 0_u64;
+    receive(attack, Duration::from_micros(200), |attack, _, rx| {
+        let len = [1, 11, 13, 2, 12][(n % 5) as usize];
+        while rx.add(&[Buf { addr: RECEIVED + n % 4096, len, write: true }]).is_some() {
+            n += 1;
+            attack.tally.attempts += 1;
         }
-        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Buffers of 127 one-byte pieces on distinct pages of a file, and one long one; the pages are
@@ -94,24 +98,13 @@ pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
     let piece = |i: u64| Buf { addr: RECEIVED + i * 4096, len: 1, write: true };
     let mut bufs: Vec<_> = (0..PIECES).map(piece).collect();
     bufs.push(Buf { addr: RECEIVED + PIECES * 4096, len: BUFFER, write: true });
-    while let Some((raw, mut rx)) = receiver(attack)? {
-        let mut used = Vec::new();
-        while attack.on() && !raw.is_closed(Duration::ZERO) {
-            rustix::fs::fallocate(&raw.file, punch, RECEIVED - GUEST, (PIECES + 1) * 4096)?;
-            while rx.add(&bufs).is_some() {
-                attack.tally.attempts += 1;
-            }
-            rx.publish();
-            raw.kick();
-            used.clear();
-            if rx.take_used(usize::from(SIZE), &mut used).is_err() {
-                break;
-            }
-            attack.rest(Duration::from_micros(100));
+    receive(attack, Duration::from_micros(100), |attack, raw, rx| {
+        rustix::fs::fallocate(&raw.file, punch, RECEIVED - GUEST, (PIECES + 1) * 4096)?;
+        while rx.add(&bufs).is_some() {
+            attack.tally.attempts += 1;
         }
-        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// An indirect table of `n` buffers of `len` bytes at `at`.
