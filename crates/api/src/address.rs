@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::schema::port::inherited;
+
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -11,6 +13,8 @@ pub enum Address {
     Tcp(String, u16),
     /// A Unix socket.
     Unix(PathBuf),
+    /// A listening socket that the starter of the process passed, by name.
+    Inherited(String),
 }
 
 impl FromStr for Address {
@@ -20,9 +24,12 @@ impl FromStr for Address {
         let bad = || {
             format!(
                 "invalid listening address '{s}': use HOST:PORT, PORT alone for 127.0.0.1, \
-                 or unix:PATH"
+                 unix:PATH, or fd=NAME"
             )
         };
+        if let Some(name) = inherited(s) {
+            return name.map(|name| Self::Inherited(name.into()));
+        }
         if let Some(path) = s.strip_prefix("unix:") {
             return if path.is_empty() { Err(bad()) } else { Ok(Self::Unix(path.into())) };
         }
@@ -45,6 +52,7 @@ impl fmt::Display for Address {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Tcp(host, port) => write!(f, "{host}:{port}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Inherited(name) => write!(f, "fd={name}"),
         }
     }
 }

@@ -26,5 +26,5 @@ pub use self::config::{Config, PORTS_MAX};
 pub use self::mac::mac;
 pub use self::port::{PortError, PortText};
 pub use self::queues::{PerQueue, QUEUES_MAX, no_queue, queue_number};
-pub use self::schema::port::INHERITED;
+pub use self::schema::port::{INHERITED, inherited};
 pub use self::settings::Settings;

@@ -184,9 +184,25 @@ impl PortText {
         Ok(())
     }
 
-    /// An inherited socket listens, and has its permissions.
+    /// An inherited socket listens, and has its permissions; an inherited interface its settings.
     fn check_inherited(&self) -> Result<(), String> {
-        if self.kind != Kind::VhostUser || !self.arg.starts_with(INHERITED) {
+        if !self.arg.starts_with(INHERITED) {
+            return Ok(());
+        }
+        if self.kind == Kind::Tap {
+            let own = |given: &&Given| {
+                given.entry.kinds == [Kind::Tap] && given.entry.name != "queues"
+            };
+            return match self.options.iter().find(own) {
+                Some(given) => Err(format!(
+                    "{}: the starter that opened tap:{} has set up its interface: set it there, or \
+                     use tap:IFNAME",
+                    given.entry.name, self.arg
+                )),
+                None => Ok(()),
+            };
+        }
+        if self.kind != Kind::VhostUser {
             return Ok(());
         }
         if self.word("mode") == Some("client") {

@@ -35,7 +35,7 @@ pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
 pub use handover::{HandoverError, receive_state, send_state};
 pub use inherit::{InheritError, inherited_by_name};
-pub use listen::{Listener, Permissions, create_directory};
+pub use listen::{Listener, Permissions, create_directory, is_tcp_listener};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,

@@ -100,6 +100,14 @@ fn identity(path: &Path) -> Option<Identity> {
     std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
 
+/// Whether `fd` is a TCP socket that listens.
+pub fn is_tcp_listener(fd: BorrowedFd<'_>) -> bool {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && sockopt::socket_acceptconn(fd) == Ok(true)
+}
+
 impl Listener {
     /// Listens at `path`. A socket left by a dead process is replaced.
     ///

@@ -13,6 +13,7 @@ use switch::poll::Policy;
 use self::settings::Settings;
 use crate::manual::ManualArgs;
 use crate::spec::PortSpec;
+use crate::store_tap::StoreTapArgs;
 
 /// Network back-end and virtual switch for virtual machines.
 #[derive(Parser)]
@@ -67,6 +68,8 @@ pub enum Command {
     /// Run performance studies of polling, workers, notifications and copies, with reports
     #[command(disable_help_flag = true, after_help = LAB_HELP)]
     Lab(LabArgs),
+    /// Open a TAP for a service that may not: in its unit, before the switch
+    StoreTap(StoreTapArgs),
     /// Write man pages and completions, for packages
     #[command(hide = true)]
     Manual(ManualArgs),

@@ -90,7 +90,7 @@ pub struct Server {
     pub tcp: Option<OwnedFd>,
 }
 
-/// A listener of another process.
+/// A listener of another process: the switch before, or the starter.
 pub enum Inherited {
     /// A TCP listener.
     Tcp(OwnedFd),
@@ -118,22 +118,28 @@ impl Server {
     ) -> Result<Self, HttpError> {
         let listen = |error| HttpError::Listen { address: address.clone(), error };
         let (mut tcp, mut socket) = (None, None);
-        let (acceptor, url) = match (address, inherited) {
-            (Address::Tcp(host, port), inherited) => {
-                let listener = match inherited {
-                    Some(Inherited::Tcp(fd)) => TcpListener::from(fd),
-                    _ => bind(host, *port).map_err(listen)?,
-                };
+        let inherited = match (address, inherited) {
+            (_, Some(inherited)) => inherited,
+            (Address::Tcp(host, port), None) => {
+                Inherited::Tcp(bind(host, *port).map_err(listen)?.into())
+            }
+            (Address::Unix(path), None) => {
+                Inherited::Unix(Listener::bind(path, Carries::Stream, permissions)?)
+            }
+            (Address::Inherited(_), None) => {
+                return Err(listen(std::io::ErrorKind::NotFound.into()));
+            }
+        };
+        let (acceptor, url) = match inherited {
+            Inherited::Tcp(fd) => {
+                let listener = TcpListener::from(fd);
+                listener.set_nonblocking(true)?;
                 let at = listener.local_addr().map_err(listen)?;
                 warn_if_remote(at);
                 tcp = Some(listener.as_fd().try_clone_to_owned()?);
                 (Acceptor::Tcp(listener), format!("http://{at}/"))
             }
-            (Address::Unix(path), inherited) => {
-                let own = match inherited {
-                    Some(Inherited::Unix(listener)) => listener,
-                    _ => Listener::bind(path, Carries::Stream, permissions)?,
-                };
+            Inherited::Unix(own) => {
                 if permissions.is_for_all() {
                     tracing::warn!(
                         "HTTP at {address} can be read by every user of this machine: names, \
@@ -161,9 +167,7 @@ impl Server {
 
 fn bind(host: &str, port: u16) -> std::io::Result<TcpListener> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
-    let listener = TcpListener::bind(&*addresses)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    TcpListener::bind(&*addresses)
 }
 
 fn warn_if_remote(at: SocketAddr) {
@@ -322,6 +326,7 @@ mod tests {
             ("localhost:80", tcp("localhost", 80)),
             ("[::1]:80", tcp("::1", 80)),
             ("unix:/tmp/x", Ok(Address::Unix("/tmp/x".into()))),
+            ("fd=web", Ok(Address::Inherited("web".into()))),
         ];
         for (text, want) in cases {
             assert_eq!(text.parse(), want, "{text}");

@@ -23,6 +23,7 @@ mod run;
 mod save;
 mod signals;
 mod spec;
+mod store_tap;
 mod tap;
 mod tenant;
 mod top;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::VhostUserNet(args) => backend::command(args),
         Command::Demo(args) => demo::command(args),
         Command::Lab(args) => lab::command(args),
+        Command::StoreTap(args) => store_tap::command(&args),
         Command::Manual(args) => manual::command(&args),
     };
     match result {
@@ -164,9 +166,9 @@ fn options_of(
     }
     let http = settings.address("http");
     if http_access != Access::default() && !matches!(http, Some(api::Address::Unix(_))) {
-        return Err(
-            "--http-mode and --http-group are for a Unix socket: use --http unix:PATH".into()
-        );
+        return Err("--http-mode and --http-group are for a Unix socket that the switch makes: use \
+                    --http unix:PATH"
+            .into());
     }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));

@@ -425,7 +425,7 @@ impl System {
     ) -> Result<Prepared, RunError> {
         let mut prepared = match &spec.kind {
             Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, leaving)?,
-            Kind::Tap(conf) => self.add_tap(spec, conf, id)?,
+            Kind::Tap(conf) => self.add_tap(spec, conf, id, leaving)?,
             Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
             Kind::Null => Prepared::new(add_null(spec, id)),
         };
@@ -495,13 +495,14 @@ impl System {
         self.pool.set_table(&table);
     }
 
-    fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<Prepared, RunError> {
-        let error = |error| RunError::Tap { name: spec.name.clone(), error };
-        let tap = match self.inherited.taps.remove(&spec.name) {
-            Some((queues, created)) => crate::tap::adopt(conf, queues, created),
-            None => crate::tap::open(conf),
-        };
-        let tap = tap.map_err(error)?;
+    fn add_tap(
+        &mut self,
+        spec: &PortSpec,
+        conf: &Tap,
+        id: PortId,
+        leaving: &Leaving,
+    ) -> Result<Prepared, RunError> {
+        let tap = self.open_tap(spec, conf, leaving)?;
         let mut egress = Vec::new();
         let mut ingress = Vec::new();
         let mut served = Vec::new();

@@ -35,20 +35,29 @@ pub struct TapPort {
 /// Opens (or creates) the TAP of a port and sets it up.
 pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
     let tap = uplink::open(&options(conf))?;
-    let pairs = tap.queues.iter().map(|fd| pair(fd, tap.offloads_read, tap.offloads_write));
-    Ok(TapPort {
-        pairs: pairs.collect::<Result<_, _>>()?,
-        created: tap.created,
-        offloads: tap.offloads_read,
-    })
+    port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)
+}
+
+/// Uses the queues of a TAP that the starter of this process opened.
+pub fn inherit(fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
+    let tap = uplink::inherit(fds)?;
+    port(&tap.queues, false, tap.offloads, tap.offloads)
+}
+
+fn port(
+    queues: &[Arc<OwnedFd>],
+    created: bool,
+    reads: Offloads,
+    writes: Offloads,
+) -> Result<TapPort, TapError> {
+    let pairs = queues.iter().map(|fd| pair(fd, reads, writes));
+    Ok(TapPort { pairs: pairs.collect::<Result<_, _>>()?, created, offloads: reads })
 }
 
 /// Takes over the TAP of a port from another process.
 pub fn adopt(conf: &Tap, fds: Vec<OwnedFd>, created: bool) -> Result<TapPort, TapError> {
     let tap = uplink::adopt(&options(conf), fds, created)?;
-    let pairs = tap.queues.iter().map(|fd| pair(fd, tap.offloads_read, tap.offloads_write));
-    let pairs = pairs.collect::<Result<_, _>>()?;
-    Ok(TapPort { pairs, created: tap.created, offloads: tap.offloads_read })
+    port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)
 }
 
 /// A TAP's queues and requested offloads, as the control thread keeps them.

@@ -1,5 +1,9 @@
 //! `fd=NAME`: descriptors that the program's starter passed.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -17,6 +21,43 @@ fn dir(name: &str) -> Dir {
     let dir = std::env::temp_dir().join(format!("pvs-fd-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     Dir(dir)
+}
+
+/// Network namespace of a test, removed on drop; `None`: not permitted on this machine.
+struct Netns(String);
+
+impl Netns {
+    fn new(name: &str) -> Option<Self> {
+        let name = format!("pvs-fd-{}-{name}", std::process::id());
+        let made = Command::new("ip").args(["netns", "add", &name]).status();
+        if !made.is_ok_and(|status| status.success()) {
+            println!("skipped: ip netns add failed");
+            return None;
+        }
+        Some(Self(name))
+    }
+
+    /// One queue of a TAP in it.
+    fn tap(&self, name: &str) -> OwnedFd {
+        let tap = uplink::open(&uplink::TapOptions {
+            name: name.into(),
+            netns: Some(self.0.clone()),
+            queues: NonZeroU16::MIN,
+            create: true,
+            persist: None,
+            up: true,
+            mtu: None,
+            mac: None,
+            queue_len: None,
+        });
+        tap.unwrap().queues[0].try_clone().unwrap()
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
 }
 
 /// Runs a switch with `stdin` as descriptor 3, and without a descriptor 4, for a quarter of a
@@ -86,4 +127,90 @@ fn one_descriptor_serves_one_port() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("port 'vm2'") && error.contains("port 'vm1'"), "{error}");
+}
+
+/// The reply to GET /metrics.
+fn metrics(mut stream: impl Read + Write) -> String {
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn http_is_served_at_an_inherited_tcp_or_unix_socket() {
+    let dir = dir("http");
+    let env = OWN.replace("vm1", "web");
+    let arguments = "--http fd=web --port a=null";
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = tcp.local_addr().unwrap();
+    let client = std::thread::spawn(move || metrics(TcpStream::connect(at).unwrap()));
+    let output = run(OwnedFd::from(tcp), &env, arguments, &dir);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    assert!(!log.contains("not used"), "{log}");
+    assert!(client.join().unwrap().contains("pvswitch_port_info{port=\"a\""));
+
+    let path = dir.0.join("web.sock");
+    let unix = UnixListener::bind(&path).unwrap();
+    let at = path.clone();
+    let client = std::thread::spawn(move || metrics(UnixStream::connect(at).unwrap()));
+    let output = run(OwnedFd::from(unix), &env, arguments, &dir);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(client.join().unwrap().contains("pvswitch_port_info{port=\"a\""));
+    assert!(path.exists(), "the starter's name stays");
+
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let output = run(OwnedFd::from(udp), &env, arguments, &dir);
+    refused(&output, &["http", "'web'", "neither a TCP nor a Unix"]);
+    let tcp = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
+    refused(&run(tcp(), OWN, arguments, &dir), &["http", "'web'", "there are: vm1"]);
+    let output = run(tcp(), &env, &format!("{arguments} --http-mode 0660"), &dir);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("--http unix:PATH"), "{error}");
+}
+
+#[test]
+fn inherited_tap_serves_a_port_from_another_network_namespace() {
+    let Some(netns) = Netns::new("tap") else { return };
+    let dir = dir("tap");
+    let env = OWN.replace("vm1", "host");
+    let port = "--port host=tap:fd=host";
+    let output = run(netns.tap("t0"), &env, port, &dir);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    assert!(!log.contains("not used"), "{log}");
+    // Not in this namespace: the switch has only its descriptor.
+    assert!(!std::path::Path::new("/sys/class/net/t0").exists());
+
+    let output = run(netns.tap("t0"), &env, &format!("{port},queues=2"), &dir);
+    refused(&output, &["port 'host'", "1 descriptors are named 'host'", "set queues=1"]);
+    let output = run(netns.tap("t0"), &env, &format!("{port} --port b=tap:fd=host"), &dir);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("fd=host is that of port 'host', too"), "{error}");
+    let (stream, _other) = UnixStream::pair().unwrap();
+    let output = run(OwnedFd::from(stream), &env, port, &dir);
+    refused(&output, &["host", "is not a queue of a TAP", "store-tap"]);
+    // The device, before an interface is attached to it.
+    if let Ok(device) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
+        refused(&run(device, &env, port, &dir), &["host", "is not a queue of a TAP"]);
+    }
+    for option in ["netns=x", "mtu=9000", "persist=on"] {
+        let output = run(netns.tap("t0"), &env, &format!("{port},{option}"), &dir);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("the starter that opened tap:fd=host"), "{error}");
+    }
+}
+
+#[test]
+fn store_tap_outside_a_unit_says_where_to_run_it() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvswitch"));
+    let output = command.args(["store-tap", "t0"]).env_remove("NOTIFY_SOCKET").output().unwrap();
+    refused(&output, &["NOTIFY_SOCKET is not set", "ExecStartPre=+"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvswitch"));
+    let output = command.args(["store-tap", "t0", "--name", "a:b"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
 }

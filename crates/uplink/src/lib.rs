@@ -1,6 +1,7 @@
 //! Ports to the host: TAP interfaces, packet capture files, and a port that drops.
 //!
 //! * [`open`] opens or creates a TAP interface, in any network namespace, and returns its queues.
+//! * [`inherit`] uses queues that the starter of the process opened.
 //! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
@@ -28,7 +29,8 @@ pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use sys::{Io, ReadBatch, WriteBatch};
-pub use tap::{Tap, TapError, TapOptions, adopt, open, request_offloads, set_carrier, set_mtu};
+pub use tap::{InheritedTap, Tap, TapError, TapOptions};
+pub use tap::{adopt, inherit, open, request_offloads, set_carrier, set_mtu};
 
 /// Length of the virtio-net header before each frame on a TAP queue, in bytes (virtio 1.3, with
 /// `num_buffers`, which a TAP ignores).

@@ -358,6 +358,16 @@ pub(crate) fn tun_attach(fd: impl AsFd, name: &str, flags: libc::c_int) -> io::R
     ioctl_ifreq(fd, libc::TUNSETIFF, ifr).map(drop)
 }
 
+/// TUNGETIFF: name and flags (`IFF_*`) of the interface that `fd` is a queue of.
+pub(crate) fn tun_interface(fd: impl AsFd) -> io::Result<(String, libc::c_int)> {
+    let ifr = ioctl_ifreq(fd, libc::TUNGETIFF, request_for(""))?;
+    // SAFETY: TUNGETIFF filled in the flags.
+    let flags = unsafe { ifr.ifr_ifru.ifru_flags };
+    let name = ifr.ifr_name.iter().map(|c| c.to_ne_bytes()[0]).take_while(|b| *b != 0);
+    let name = name.collect::<Vec<u8>>();
+    Ok((String::from_utf8_lossy(&name).into_owned(), flags.into()))
+}
+
 /// TUNSETVNETHDRSZ: bytes of virtio-net header before each frame.
 pub(crate) fn tun_set_vnet_len(fd: impl AsFd, len: usize) -> io::Result<()> {
     ioctl_int(fd, libc::TUNSETVNETHDRSZ, len as libc::c_int)

@@ -121,6 +121,11 @@ pub enum TapError {
         /// The path.
         path: PathBuf,
     },
+    /// An inherited descriptor is not a queue of a TAP as needed.
+    NotQueue {
+        /// What is wrong.
+        what: String,
+    },
     /// Another system call failed.
     Os {
         /// The operation.
@@ -190,6 +195,11 @@ impl fmt::Display for TapError {
                  /proc/PID/ns/net",
                 path.display()
             ),
+            Self::NotQueue { what } => write!(
+                f,
+                "the inherited descriptor {what}: pass one that was attached by TUNSETIFF with \
+                 IFF_TAP, IFF_NO_PI and IFF_VNET_HDR (pvswitch store-tap does)"
+            ),
             Self::Os { what, error } => write!(f, "cannot {what}: {error}"),
         }
     }
@@ -233,6 +243,55 @@ pub fn adopt(options: &TapOptions, queues: Vec<OwnedFd>, created: bool) -> Resul
     let (offloads_read, offloads_write) = (offloads, offloads);
     let queues = queues.into_iter().map(Arc::new).collect();
     Ok(Tap { queues, created, offloads_read, offloads_write, mac, mtu })
+}
+
+/// Queues of an interface that the starter of this process opened.
+#[derive(Debug)]
+pub struct InheritedTap {
+    /// As those of [`Tap`].
+    pub queues: Vec<Arc<OwnedFd>>,
+    /// The interface, in whichever network namespace it is.
+    pub name: String,
+    /// Offloads that frames read, and written, may need.
+    pub offloads: Offloads,
+}
+
+/// Uses queues of one interface that the starter of this process opened. Nothing here requires a
+/// capability, or the interface's network namespace: its settings are the starter's.
+///
+/// # Errors
+/// [`TapError::NotQueue`]: they are something else, or of several interfaces.
+pub fn inherit(queues: Vec<OwnedFd>) -> Result<InheritedTap, TapError> {
+    let wrong = |what: String| Err(TapError::NotQueue { what });
+    let mut name: Option<String> = None;
+    for queue in &queues {
+        let Ok((of, flags)) = sys::tun_interface(queue) else {
+            return wrong("is not a queue of a TAP interface".into());
+        };
+        let lacks = [
+            (flags & libc::IFF_TAP == 0, "is of a TUN interface, `{}`, which has no Ethernet"),
+            (flags & libc::IFF_NO_PI == 0, "of `{}` lacks the flag IFF_NO_PI"),
+            (flags & libc::IFF_VNET_HDR == 0, "of `{}` lacks the flag IFF_VNET_HDR"),
+        ];
+        if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {
+            return wrong(what.replace("{}", &of));
+        }
+        match &name {
+            Some(name) if *name != of => {
+                return wrong(format!("is of two interfaces, `{name}` and `{of}`"));
+            }
+            _ => name = Some(of),
+        }
+    }
+    let Some(name) = name else { return wrong("does not exist".into()) };
+    let os = |error| TapError::Os { what: format!("use the inherited interface `{name}`"), error };
+    for queue in &queues {
+        os::set_nonblocking(queue.as_fd());
+        sys::tun_set_vnet_len(queue, VNET_LEN).and_then(|()| sys::tun_set_vnet_le(queue)).map_err(os)?;
+    }
+    let offloads = request_offloads(&queues[0], &Offloads::ALL).map_err(os)?;
+    let queues = queues.into_iter().map(Arc::new).collect();
+    Ok(InheritedTap { queues, name, offloads })
 }
 
 fn open_through(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {

@@ -49,10 +49,11 @@ pub const KINDS: [KindEntry; 5] = [
     KindEntry {
         kind: Kind::Tap,
         name: "tap",
-        args: &["IFNAME"],
+        args: &["IFNAME", "fd=NAME"],
         file: "interface",
         check: interface,
-        help: "a TAP interface of the host, existing or created",
+        help: "a TAP interface of the host, existing or created; fd=NAME: one whose queues the \
+               starter opened",
     },
     KindEntry {
         kind: Kind::Xen,
@@ -316,10 +317,12 @@ pub const TABLE: &[Entry] = &[
              use a group that the switch's user is not in",
         ),
     Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
-        .of(TAP),
+        .of(TAP)
+        .more("; like `mtu` and `persist` not for `fd=NAME`, whose starter has set them"),
     Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")
         .of(TAP)
-        .more("; an existing interface needs `multi_queue` for more than one"),
+        .more("; an existing interface needs `multi_queue` for more than one; with `fd=NAME`, as many \
+             descriptors of that name"),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new(
         "persist",
@@ -499,16 +502,26 @@ pub const INHERITED: &str = "fd=";
 /// Longest name of an inherited descriptor, as systemd has it.
 const FD_NAME_MAX: usize = 255;
 
+/// The name in `fd=NAME`; `None`: it is something else.
+///
+/// # Errors
+/// The name is invalid; the error gives the rule.
+pub fn inherited(text: &str) -> Option<Result<&str, String>> {
+    let name = text.strip_prefix(INHERITED)?;
+    let legal = |c: char| c.is_ascii_graphic() && !":,".contains(c);
+    if (1..=FD_NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
+        return Some(Ok(name));
+    }
+    Some(Err(format!(
+        "fd={}: a descriptor's name has 1 to {FD_NAME_MAX} characters, without white space, ':' \
+         and ','; use FileDescriptorName= of the socket unit",
+        name.escape_debug()
+    )))
+}
+
 fn socket(path: &str) -> Result<(), String> {
-    if let Some(name) = path.strip_prefix(INHERITED) {
-        let legal = |c: char| c.is_ascii_graphic() && !":,".contains(c);
-        if (1..=FD_NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
-            return Ok(());
-        }
-        return Err(format!(
-            "fd={name}: a descriptor's name has 1 to {FD_NAME_MAX} characters, without white \
-             space, ':' and ','; use FileDescriptorName= of the socket unit"
-        ));
+    if let Some(name) = inherited(path) {
+        return name.map(drop);
     }
     match path.len() {
         0 => Err("no socket path: use vhost-user:PATH".into()),
@@ -521,6 +534,9 @@ fn socket(path: &str) -> Result<(), String> {
 }
 
 fn interface(name: &str) -> Result<(), String> {
+    if let Some(name) = inherited(name) {
+        return name.map(drop);
+    }
     let bad = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
     let is_path = name == "." || name == "..";
     if (1..=IFNAME_MAX).contains(&name.len()) && !name.contains(bad) && !is_path {

@@ -76,9 +76,12 @@ pub const TABLE: &[Entry] = &[
         "http",
         Type::Address,
         "not served",
-        "counters and state by HTTP, at HOST:PORT, PORT (on 127.0.0.1) or unix:PATH",
+        "counters and state by HTTP, at HOST:PORT, PORT (on 127.0.0.1), unix:PATH or fd=NAME",
     )
-    .more("; no authentication ([observability](observability.md#http))"),
+    .more(
+        "; no authentication ([observability](observability.md#http)). `fd=NAME`: a TCP or Unix \
+         socket that systemd made ([installation](install.md#socket-activation))",
+    ),
     Entry::new(
         "http-mode",
         Type::Mode,

@@ -102,8 +102,8 @@ impl System {
             return Err(RunError::Request(what.into()));
         }
         if !self.inherited.activated.is_empty() {
-            let what = "sockets that systemd made (fd=NAME) cannot be handed to another process: \
-                        restart the service, its sockets stay open";
+            let what = "descriptors that systemd made (fd=NAME) cannot be handed to another \
+                        process: restart the service, they stay open";
             return Err(RunError::Request(what.into()));
         }
         let program = program.unwrap_or(&self.program).to_path_buf();
