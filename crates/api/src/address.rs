@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::schema::port::inherited;
+use crate::inherited::inherited;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ pub mod control;
 pub mod docs;
 pub mod file;
 pub mod help;
+mod inherited;
 pub mod json_schema;
 mod mac;
 pub mod near;
@@ -23,8 +24,8 @@ mod settings;
 
 pub use self::address::Address;
 pub use self::config::{Config, PORTS_MAX};
+pub use self::inherited::{INHERITED, inherited};
 pub use self::mac::mac;
 pub use self::port::{PortError, PortText};
 pub use self::queues::{PerQueue, QUEUES_MAX, no_queue, queue_number};
-pub use self::schema::port::{INHERITED, inherited};
 pub use self::settings::Settings;

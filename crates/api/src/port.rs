@@ -3,9 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::inherited::INHERITED;
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
-use crate::schema::port::{INHERITED, KINDS, KINDS_LATER, Kind, check_rules};
+use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_rules};
 use crate::schema::{Entry, Value, find, unknown_hint};
 
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
@@ -190,9 +191,8 @@ impl PortText {
             return Ok(());
         }
         if self.kind == Kind::Tap {
-            let own = |given: &&Given| {
-                given.entry.kinds == [Kind::Tap] && given.entry.name != "queues"
-            };
+            let own =
+                |given: &&Given| given.entry.kinds == [Kind::Tap] && given.entry.name != "queues";
             return match self.options.iter().find(own) {
                 Some(given) => Err(format!(
                     "{}: the starter that opened tap:{} has set up its interface: set it there, or \

@@ -166,9 +166,11 @@ fn options_of(
     }
     let http = settings.address("http");
     if http_access != Access::default() && !matches!(http, Some(api::Address::Unix(_))) {
-        return Err("--http-mode and --http-group are for a Unix socket that the switch makes: use \
+        return Err(
+            "--http-mode and --http-group are for a Unix socket that the switch makes: use \
                     --http unix:PATH"
-            .into());
+                .into(),
+        );
     }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));

@@ -287,7 +287,9 @@ pub fn inherit(queues: Vec<OwnedFd>) -> Result<InheritedTap, TapError> {
     let os = |error| TapError::Os { what: format!("use the inherited interface `{name}`"), error };
     for queue in &queues {
         os::set_nonblocking(queue.as_fd());
-        sys::tun_set_vnet_len(queue, VNET_LEN).and_then(|()| sys::tun_set_vnet_le(queue)).map_err(os)?;
+        sys::tun_set_vnet_len(queue, VNET_LEN)
+            .and_then(|()| sys::tun_set_vnet_le(queue))
+            .map_err(os)?;
     }
     let offloads = request_offloads(&queues[0], &Offloads::ALL).map_err(os)?;
     let queues = queues.into_iter().map(Arc::new).collect();

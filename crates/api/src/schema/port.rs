@@ -1,6 +1,7 @@
 //! Kinds of ports, and their options.
 
 use super::{Choice, Entry, Live, Type, Value};
+use crate::inherited::inherited;
 use crate::queues::QUEUES_MAX;
 
 /// What a port attaches to.
@@ -319,10 +320,10 @@ pub const TABLE: &[Entry] = &[
     Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
         .of(TAP)
         .more("; like `mtu` and `persist` not for `fd=NAME`, whose starter has set them"),
-    Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")
-        .of(TAP)
-        .more("; an existing interface needs `multi_queue` for more than one; with `fd=NAME`, as many \
-             descriptors of that name"),
+    Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16").of(TAP).more(
+        "; an existing interface needs `multi_queue` for more than one; with `fd=NAME`, as many \
+             descriptors of that name",
+    ),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new(
         "persist",
@@ -496,28 +497,6 @@ pub const TABLE: &[Entry] = &[
 const SOCKET_PATH_MAX: usize = 107;
 /// Longest Linux interface name.
 const IFNAME_MAX: usize = 15;
-
-/// Prefix of a socket that the process's starter made; the rest is its name.
-pub const INHERITED: &str = "fd=";
-/// Longest name of an inherited descriptor, as systemd has it.
-const FD_NAME_MAX: usize = 255;
-
-/// The name in `fd=NAME`; `None`: it is something else.
-///
-/// # Errors
-/// The name is invalid; the error gives the rule.
-pub fn inherited(text: &str) -> Option<Result<&str, String>> {
-    let name = text.strip_prefix(INHERITED)?;
-    let legal = |c: char| c.is_ascii_graphic() && !":,".contains(c);
-    if (1..=FD_NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
-        return Some(Ok(name));
-    }
-    Some(Err(format!(
-        "fd={}: a descriptor's name has 1 to {FD_NAME_MAX} characters, without white space, ':' \
-         and ','; use FileDescriptorName= of the socket unit",
-        name.escape_debug()
-    )))
-}
 
 fn socket(path: &str) -> Result<(), String> {
     if let Some(name) = inherited(path) {

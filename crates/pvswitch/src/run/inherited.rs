@@ -156,11 +156,10 @@ impl System {
 
     fn uses_inherited(&self, name: &str) -> bool {
         let is_http = |at: &api::Address| matches!(at, api::Address::Inherited(of) if of == name);
-        let is_tap = |state: &super::PortState| {
-            matches!(&state.spec.kind, Kind::Tap(tap) if tap.ifname == setting(name))
-        };
-        self.listens_at(Path::new(&setting(name))).is_some()
+        let own = setting(name);
+        let is_own = |kind: &Kind| matches!(kind, Kind::Tap(tap) if tap.ifname == own);
+        self.listens_at(Path::new(&own)).is_some()
             || self.options.http.as_ref().is_some_and(is_http)
-            || self.ports.values().any(is_tap)
+            || self.ports.values().any(|state| is_own(&state.spec.kind))
     }
 }
