@@ -1,5 +1,5 @@
 //! Project tasks: `cargo xtask bench`, `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`,
-//! `cargo xtask settings`, `cargo xtask book` and `cargo xtask tidy`.
+//! `cargo xtask settings`, `cargo xtask static`, `cargo xtask book` and `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -9,6 +9,7 @@ mod cycles;
 mod lab;
 mod licence;
 mod links;
+mod musl;
 mod test;
 mod text;
 mod tidy;
@@ -22,6 +23,7 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md and docs/config.schema.json
+       cargo xtask static          builds static programs, with musl, and checks that they are
        cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
@@ -67,6 +69,16 @@ fn main() -> ExitCode {
             }
             Err(why) => {
                 eprintln!("cargo xtask book: {why}");
+                false
+            }
+        },
+        Some((task, [])) if task == "static" => match musl::build(&root()) {
+            Ok(programs) => {
+                programs.iter().for_each(|path| println!("{}", path.display()));
+                true
+            }
+            Err(why) => {
+                eprintln!("cargo xtask static: {why}");
                 false
             }
         },

@@ -1,6 +1,7 @@
 //! A container's interface: a port of the switch, and the `pvswitch nic` process behind it.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,18 +10,28 @@ use std::time::{Duration, Instant};
 
 use api::control::{ControlError, Request, call, default_path};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::ports;
 use serde_json::{Value, json};
 
 /// Maximum time until the interface has its carrier, and until its process ends.
 const READY_MAX: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_millis(20);
 
+/// Keys that are settings.
+pub const KEYS: [&str; 7] = ["control", "directory", "state", "ports", "program", "port", "mtu"];
+
 /// Settings, the same for both protocols: keys of a network's configuration or options.
 pub struct Settings {
     /// Control socket of the switch.
-    control: Option<PathBuf>,
-    /// Directory of sockets and of the plugin's state.
-    directory: PathBuf,
+    pub control: Option<PathBuf>,
+    /// Directory of sockets.
+    pub directory: PathBuf,
+    /// Directory of the plugin's own files: what is attached, logs.
+    state: PathBuf,
+    /// The switch's include directory, to which ports are written; `None`: ports are added at run
+    /// time.
+    pub ports: Option<PathBuf>,
     /// The program `pvswitch`.
     program: String,
     /// Options of each port, `key=value,...`.
@@ -30,9 +41,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Keys that are settings.
-    const KEYS: [&str; 5] = ["control", "directory", "program", "port", "mtu"];
-
     /// Reads the settings; other keys are ignored. Numbers may be strings, as in netavark.
     ///
     /// # Errors
@@ -44,7 +52,7 @@ impl Settings {
             Value::Number(number) if key == "mtu" => Ok(Some(number.to_string())),
             other => Err(format!("'{key}' is {other}; use a string")),
         };
-        let [control, directory, program, port, mtu] = Self::KEYS.map(text);
+        let [control, directory, state, ports, program, port, mtu] = KEYS.map(text);
         let mtu = mtu?.map(|mtu| match mtu.parse() {
             Ok(mtu) if (68..=9216).contains(&mtu) => Ok(mtu),
             _ => Err(format!("'mtu' is {mtu}; use 68 to 9216")),
@@ -52,6 +60,8 @@ impl Settings {
         Ok(Self {
             control: control?.map(PathBuf::from),
             directory: directory?.map_or_else(|| "/run/pvswitch/containers".into(), PathBuf::from),
+            state: state?.map_or_else(|| "/run/pvswitch-plugin".into(), PathBuf::from),
+            ports: ports?.map(PathBuf::from),
             program: program?.unwrap_or_else(|| "pvswitch".into()),
             port: port?.unwrap_or_default(),
             mtu: mtu.transpose()?,
@@ -60,13 +70,17 @@ impl Settings {
 
     /// Sends a request to the switch.
     pub fn call(&self, request: &Request) -> Result<Value, ControlError> {
-        let control = self.control.clone().map_or_else(default_path, Ok)?;
-        Ok(call(&control, request)?.0)
+        Ok(call(&self.control()?, request)?.0)
+    }
+
+    /// Path of the control socket.
+    pub fn control(&self) -> Result<PathBuf, ControlError> {
+        self.control.clone().map_or_else(default_path, Ok)
     }
 
     /// What was attached for a network: container and interface of each.
     pub fn attached(&self, network: &str) -> Vec<(String, String)> {
-        let files = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let files = std::fs::read_dir(&self.state).into_iter().flatten().flatten();
         let states = files.filter(|file| file.path().extension().is_some_and(|e| e == "json"));
         let states = states.filter_map(|file| std::fs::read(file.path()).ok());
         let states = states.filter_map(|text| serde_json::from_slice::<Value>(&text).ok());
@@ -96,7 +110,11 @@ impl Attachment<'_> {
     }
 
     fn file(&self, ending: &str) -> PathBuf {
-        self.settings.directory.join(format!("{}.{ending}", self.port()))
+        self.settings.state.join(format!("{}.{ending}", self.port()))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.settings.directory.join(format!("{}.sock", self.port()))
     }
 
     /// Makes the port and the interface, waits for its carrier, and returns its MAC address.
@@ -126,19 +144,20 @@ impl Attachment<'_> {
     }
 
     fn make(&self, netns: &str, mac: Option<&str>) -> Result<String, String> {
-        let directory = &self.settings.directory;
+        let state = &self.settings.state;
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(directory)
-            .map_err(|error| format!("{}: {error}", directory.display()))?;
-        let (name, socket) = (self.port(), self.file("sock"));
+            .create(state)
+            .map_err(|error| format!("{}: {error}", state.display()))?;
+        ports::make_directory(self.settings)?;
+        let (name, socket) = (self.port(), self.socket());
         let options = match &*self.settings.port {
             "" => String::new(),
             options => format!(",{options}"),
         };
         let port = format!("{name}=vhost-user:{}{options}", socket.display());
-        self.settings.call(&Request::AddPort { port }).map_err(|error| error.to_string())?;
+        ports::add(self.settings, &name, &port)?;
         let mut nic = self.start(netns, mac)?;
         let state = json!({
             "network": self.network, "container": self.container, "interface": self.interface,
@@ -167,7 +186,7 @@ impl Attachment<'_> {
     }
 
     fn start(&self, netns: &str, mac: Option<&str>) -> Result<Child, String> {
-        let socket = format!("vhost-user:{}", self.file("sock").display());
+        let socket = format!("vhost-user:{}", self.socket().display());
         let mut log = File::options();
         let log = log.create(true).write(true).truncate(true).mode(0o600).open(self.file("log"));
         let mut command = Command::new(&self.settings.program);
@@ -186,7 +205,7 @@ impl Attachment<'_> {
         let state: Value = serde_json::from_slice(&state).ok()?;
         let pid = Pid::from_raw(i32::try_from(state["pid"].as_i64()?).ok()?)?;
         // Another process may have got its number.
-        let socket = self.file("sock").display().to_string();
+        let socket = self.socket().display().to_string();
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
         String::from_utf8_lossy(&line).contains(&socket).then_some(pid)
     }
@@ -208,13 +227,7 @@ impl Attachment<'_> {
                 signal = Signal::KILL;
             }
         }
-        let name = self.port();
-        match self.settings.call(&Request::DelPort { name }) {
-            // Without a switch there is no port.
-            Ok(_) | Err(ControlError::Connect { .. }) => {}
-            Err(ControlError::Refused(why)) if why.starts_with("no port") => {}
-            Err(error) => return Err(error.to_string()),
-        }
+        ports::remove(self.settings, &self.port())?;
         for ending in ["json", "log"] {
             let _ = std::fs::remove_file(self.file(ending));
         }
@@ -236,11 +249,19 @@ impl Attachment<'_> {
             return Err(format!("port {name} of the switch is missing, or not connected"));
         }
         let shown = ip(netns, &["-o", "addr", "show", "dev", self.interface])?;
-        match addresses.iter().find(|address| !shown.contains(&format!(" {address} "))) {
+        let shown: Vec<_> = shown.split_whitespace().filter_map(parse).collect();
+        let is_there = |address: &str| parse(address).is_some_and(|own| shown.contains(&own));
+        match addresses.iter().find(|address| !is_there(address)) {
             Some(address) => Err(format!("{} lacks the address {address}", self.interface)),
             None => Ok(()),
         }
     }
+}
+
+/// An address with its prefix, in whichever form it is written.
+fn parse(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix) = text.split_once('/')?;
+    Some((address.parse().ok()?, prefix.parse().ok()?))
 }
 
 /// Adds addresses with their prefix, and routes as (destination, gateway), to an interface.
@@ -253,8 +274,15 @@ pub fn configure(
     addresses: &[&str],
     routes: &[(&str, Option<&str>)],
 ) -> Result<(), String> {
+    let has_six = addresses.iter().any(|address| address.contains(':'));
+    if has_six {
+        enable_six(netns, interface)?;
+    }
     for address in addresses {
         ip(netns, &["addr", "add", address, "dev", interface])?;
+    }
+    if has_six {
+        wait_unique(netns, interface)?;
     }
     for (destination, gateway) in routes {
         let via = gateway.iter().flat_map(|gateway| ["via", gateway]);
@@ -262,6 +290,41 @@ pub fn configure(
         ip(netns, &args.collect::<Vec<_>>())?;
     }
     Ok(())
+}
+
+/// Enables IPv6 on an interface: runtimes disable it in namespaces that have no IPv6 address yet.
+fn enable_six(netns: &str, interface: &str) -> Result<(), String> {
+    let path = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+    let enter = format!("--net={netns}");
+    let mut command = Command::new("nsenter");
+    // The value that a process reads there is that of its own namespace.
+    command.args([&*enter, "sh", "-c", "echo 0 >\"$0\"", &*path]).stdin(Stdio::null());
+    let done = command.output().map_err(|error| format!("nsenter: {error}"))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&done.stderr);
+    Err(format!("IPv6 on {interface}: {}; is it disabled in the kernel?", why.trim()))
+}
+
+/// Waits until no other host has been found to have an IPv6 address of the interface (RFC 4862,
+/// duplicate address detection): a program in the container could not bind to it before.
+fn wait_unique(netns: &str, interface: &str) -> Result<(), String> {
+    let end = Instant::now() + READY_MAX;
+    loop {
+        let shown = ip(netns, &["-6", "-o", "addr", "show", "dev", interface, "scope", "global"])?;
+        if let Some(line) = shown.lines().find(|line| line.contains("dadfailed")) {
+            let address = line.split_whitespace().find(|word| word.contains('/'));
+            return Err(format!("another host has the address {}", address.unwrap_or_default()));
+        }
+        if !shown.contains("tentative") {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            return Err(format!("IPv6 addresses of {interface}: tentative for {READY_MAX:?}"));
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 /// Runs `ip` in a network namespace and returns its output.

@@ -7,6 +7,7 @@
 mod attachment;
 mod cni;
 mod netavark;
+mod ports;
 
 use std::process::ExitCode;
 

@@ -5,12 +5,10 @@ use std::io::Read as _;
 
 use serde_json::{Value, json};
 
-use crate::attachment::{Attachment, Settings, check_interface, check_netns, configure};
+use crate::attachment::{Attachment, KEYS, Settings, check_interface, check_netns, configure};
 
 /// Longest input.
 const STDIN_MAX: u64 = 1 << 20;
-/// Network options that are settings of ours.
-const OPTIONS: [&str; 5] = ["control", "directory", "program", "port", "mtu"];
 
 /// Runs an operation. Returns what to print, and whether it succeeded.
 pub fn run(mut args: impl Iterator<Item = String>) -> (Option<Value>, bool) {
@@ -47,8 +45,8 @@ fn input() -> Result<Value, String> {
 fn create(network: Value) -> Result<Value, String> {
     Settings::read(&network["options"])?;
     let options = network["options"].as_object().into_iter().flatten();
-    if let Some((key, _)) = options.into_iter().find(|(key, _)| !OPTIONS.contains(&key.as_str())) {
-        return Err(format!("unknown option '{key}'; there are {}", OPTIONS.join(", ")));
+    if let Some((key, _)) = options.into_iter().find(|(key, _)| !KEYS.contains(&key.as_str())) {
+        return Err(format!("unknown option '{key}'; there are {}", KEYS.join(", ")));
     }
     if network["ipam_options"]["driver"] == "dhcp" {
         return Err("--ipam-driver dhcp is not supported: use host-local or none".into());

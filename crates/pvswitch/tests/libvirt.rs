@@ -87,7 +87,7 @@ impl World {
     fn files(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.dir.path("ports")).unwrap();
         let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name != ".libvirt.lock").collect();
+        let mut names: Vec<_> = names.filter(|name| name != ".ports.lock").collect();
         names.sort();
         names
     }
