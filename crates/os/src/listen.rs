@@ -204,6 +204,26 @@ impl Listener {
         }
     }
 
+    /// Changes who may connect from now on. Returns what was set before.
+    ///
+    /// # Errors
+    /// [`SocketError::Replaced`]: its name is another file by now; or the process may not set the group. Nothing is changed.
+    pub fn permit(&self, want: &Permissions) -> Result<Permissions, SocketError> {
+        let error = |error| os("open", &self.path, error);
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // By descriptor: the name could be another file between the check and the change.
+        let file = rustix::fs::openat(CWD, &self.path, flags, Mode::empty()).map_err(error)?;
+        let stat = rustix::fs::fstat(&file).map_err(error)?;
+        if self.made != Some(identity_of(&stat)) || stat.st_nlink != 1 {
+            return Err(SocketError::Replaced(self.path.clone()));
+        }
+        let own = rustix::process::getegid().as_raw();
+        let group = want.group.clone().unwrap_or_else(|| Group { id: own, name: own.to_string() });
+        set_permissions(&self.path, &file, &stat, &Permissions { group: Some(group), ..*want })?;
+        let group = Group { id: stat.st_gid, name: stat.st_gid.to_string() };
+        Ok(Permissions { mode: stat.st_mode & 0o7777, group: Some(group) })
+    }
+
     /// Accepts the next connection, non-blocking; `None` if there is none.
     ///
     /// # Errors
@@ -248,6 +268,41 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Sets group and mode of a file, which has `stat` now and is open by O_PATH.
+fn set_permissions(
+    path: &Path,
+    file: &OwnedFd,
+    stat: &Stat,
+    want: &Permissions,
+) -> Result<(), SocketError> {
+    let at = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let chmod = |mode| {
+        let set = std::fs::set_permissions(&at, std::fs::Permissions::from_mode(mode));
+        set.map_err(|error| SocketError::Os { what: "chmod", path: path.into(), error })
+    };
+    let before = stat.st_mode & 0o7777;
+    if let Some(group) = want.group.as_ref().filter(|group| group.id != stat.st_gid) {
+        // Meanwhile what both modes permit: with the other group either would permit wrong users.
+        let common = before & want.mode;
+        if common != before {
+            chmod(common)?;
+        }
+        let gid = Some(Gid::from_raw(group.id));
+        let set = rustix::fs::chownat(file, "", None, gid, AtFlags::EMPTY_PATH);
+        if set.is_err() && common != before {
+            chmod(before)?;
+        }
+        match set {
+            Err(Errno::PERM | Errno::INVAL) => {
+                let group = group.name.clone();
+                return Err(SocketError::NotOfGroup { path: path.into(), group });
+            }
+            result => result.map_err(|error| os("chown", path, error))?,
+        }
+    }
+    chmod(want.mode)
 }
 
 /// A name for a socket.
@@ -307,23 +362,7 @@ impl<'a> Name<'a> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_nlink != 1 {
             return Err(self.os(Errno::STALE));
         }
-        if let Some(group) = want.group.as_ref().filter(|group| group.id != stat.st_gid) {
-            let gid = Some(Gid::from_raw(group.id));
-            match rustix::fs::chownat(&file, "", None, gid, AtFlags::EMPTY_PATH) {
-                Err(Errno::PERM | Errno::INVAL) => {
-                    let group = group.name.clone();
-                    return Err(SocketError::NotOfGroup { path: self.path.into(), group });
-                }
-                result => result.map_err(os)?,
-            }
-        }
-        // The mode last: with another group it would permit the wrong users.
-        if stat.st_mode & 0o7777 != want.mode {
-            let at = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let mode = std::fs::Permissions::from_mode(want.mode);
-            let set = std::fs::set_permissions(at, mode);
-            set.map_err(|error| SocketError::Os { what: "chmod", path: self.path.into(), error })?;
-        }
+        set_permissions(self.path, &file, &stat, want)?;
         Ok(identity_of(&stat))
     }
 

@@ -54,6 +54,8 @@ pub enum SocketError {
         /// What it is.
         what: &'static str,
     },
+    /// Another file has the place of a socket of ours.
+    Replaced(PathBuf),
     /// No process listens at the path (yet).
     NoListener(PathBuf),
     /// No peer connected in time.
@@ -128,6 +130,9 @@ impl fmt::Display for SocketError {
                      (ListenStream=/run/... in a socket unit)",
                     path.display()
                 );
+            }
+            Self::Replaced(path) => {
+                (path, "another file has the name of this socket; remove it, and add the port again")
             }
             Self::NoDirectory(path) => (path, "its directory does not exist; create it first"),
             Self::NotASocket(path) => {

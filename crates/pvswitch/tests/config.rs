@@ -564,11 +564,28 @@ fn rules_of_a_port_follow_the_file_while_its_guest_stays_connected() {
 }
 
 #[test]
-fn a_socket_that_stays_keeps_its_permissions() {
-    let world = World::new(&vhost("a", ""));
-    let error = world.refused(&vhost("a", "socket-mode = \"0666\""));
-    assert!(error.contains("a reload cannot change socket-mode or socket-group of"), "{error}");
-    assert!(error.contains("ctl del-port"), "{error}");
+fn a_socket_that_stays_gets_its_new_permissions() {
+    use std::os::unix::fs::MetadataExt;
+    let of = |world: &World, name: &str| {
+        let stat = std::fs::metadata(world.dir.path(name)).unwrap();
+        (stat.ino(), stat.mode() & 0o7777)
+    };
+    let open = "socket-mode = \"0666\"";
+    let world = World::new(&(vhost("a", "") + &vhost("b", "")));
+    let (inode, mode) = of(&world, "a");
+    assert_eq!(mode, 0o600);
+    world.reload(&(vhost("a", open) + &vhost("b", "")));
+    assert_eq!(of(&world, "a"), (inode, 0o666), "the same socket");
+    world.reload(&(vhost("a", "") + &vhost("b", "")));
+    assert_eq!(of(&world, "a"), (inode, 0o600));
+
+    // Another file in the place of one of two sockets: neither is changed.
+    std::fs::remove_file(world.dir.path("b")).unwrap();
+    std::fs::write(world.dir.path("b"), "").unwrap();
+    let foreign = of(&world, "b");
+    let error = world.refused(&(vhost("a", open) + &vhost("b", open)));
+    assert!(error.contains("/b") && error.contains("another file"), "{error}");
+    assert_eq!((of(&world, "a"), of(&world, "b")), ((inode, 0o600), foreign));
 }
 
 #[test]

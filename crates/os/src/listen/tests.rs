@@ -292,3 +292,43 @@ fn name_of_another_process_is_left_alone_until_it_is_ours() {
     assert!(!path.exists());
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn permissions_of_a_listener_change_without_another_socket() {
+    let dir = dir("permit");
+    let path = dir.join("s");
+    let listener = bind(&path).unwrap();
+    let before = identity(&path);
+    let all = Permissions { mode: 0o666, group: None };
+    let old = listener.permit(&all).unwrap();
+    assert_eq!((old.mode, mode(&path)), (0o600, 0o666));
+    connect(&path, Stream).unwrap();
+    listener.permit(&old).unwrap();
+    assert_eq!((mode(&path), identity(&path)), (0o600, before));
+    if is_root() {
+        let group = Group { id: NOBODY, name: "nogroup".into() };
+        let old = listener.permit(&Permissions { mode: 0o660, group: Some(group) }).unwrap();
+        let gid = || std::fs::metadata(&path).unwrap().gid();
+        assert_eq!((mode(&path), gid()), (0o660, NOBODY));
+        listener.permit(&old).unwrap();
+        assert_eq!((mode(&path), gid()), (0o600, old.group.unwrap().id));
+        // Without a group it is that of the process again.
+        listener.permit(&all).unwrap();
+        assert_eq!(gid(), rustix::process::getegid().as_raw());
+    }
+    // A link or another file in its place is not touched.
+    std::fs::remove_file(&path).unwrap();
+    let victim = dir.join("victim");
+    std::fs::write(&victim, "x").unwrap();
+    let was = mode(&victim);
+    for replace in [std::os::unix::fs::symlink::<&Path, &Path>, |victim: &Path, path: &Path| {
+        std::fs::hard_link(victim, path)
+    }] {
+        replace(&victim, &path).unwrap();
+        let error = listener.permit(&all).unwrap_err();
+        assert!(matches!(error, SocketError::Replaced(_)), "{error}");
+        assert_eq!(mode(&victim), was);
+        std::fs::remove_file(&path).unwrap();
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}

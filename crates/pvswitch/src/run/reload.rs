@@ -25,7 +25,7 @@ use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
 use crate::hints;
 use crate::pool::{Placement, token};
-use crate::spec::{Kind, PortSpec, PortTuning, Role, Xen, XenAt, policy};
+use crate::spec::{Kind, PortSpec, PortTuning, Role, VhostUser, Xen, XenAt, policy};
 use crate::worker::Served;
 
 /// A port that is not in the switch yet.
@@ -61,6 +61,8 @@ struct Undo {
     opened: Vec<Hypervisor>,
     /// Interfaces whose MTU was set: name, namespace, and MTU before.
     mtus: Vec<(String, Option<String>, u32)>,
+    /// Ports whose sockets got other permissions, and those before.
+    permissions: Vec<(String, os::Permissions)>,
 }
 
 impl System {
@@ -230,6 +232,7 @@ impl System {
             self.prepare_one(spec, PortId(id), leaving, undo)?;
         }
         self.prepare_mtus(undo)?;
+        self.prepare_permissions(diff, leaving, undo)?;
         self.prepare_statics(wanted, undo)
     }
 
@@ -268,7 +271,6 @@ impl System {
             // Set when all else has succeeded.
             tap.mtu = None;
         }
-        self.check_access(&spec, leaving)?;
         let of = match &spec.kind {
             Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
                 Some(Hypervisor::Local(directory.clone()))
@@ -285,26 +287,44 @@ impl System {
         Ok(())
     }
 
-    /// A socket that stays keeps its mode and group: refuses others.
-    fn check_access(&self, spec: &PortSpec, leaving: &Leaving) -> Result<(), RunError> {
-        let Kind::VhostUser(conf) = &spec.kind else { return Ok(()) };
-        let user = leaving.ports.iter().filter_map(|name| self.ports.get(name)).find(|port| {
-            let Attach::VhostUser(vhost) = &port.attach else { return false };
-            vhost.listener.as_ref().is_some_and(|listener| listener.path() == conf.socket)
-        });
-        match user.map(|port| &port.spec.kind) {
-            Some(Kind::VhostUser(before))
-                if conf.role == Role::Server && before.access != conf.access =>
-            {
-                Err(RunError::Request(format!(
-                    "port '{}': a reload cannot change socket-mode or socket-group of {}, which \
-                     stays open: remove the port first (ctl del-port)",
-                    spec.name,
-                    conf.socket.display()
-                )))
+    /// Sets mode and group of sockets that stay, where they differ.
+    fn prepare_permissions(
+        &self,
+        diff: &Diff,
+        leaving: &Leaving,
+        undo: &mut Undo,
+    ) -> Result<(), RunError> {
+        for text in added(diff) {
+            let spec = PortSpec::from(text);
+            let Kind::VhostUser(conf) = &spec.kind else { continue };
+            let has_socket = |name: &&String| {
+                self.socket_of(name).is_some_and(|(listener, _)| listener.path() == conf.socket)
+            };
+            let Some(user) = leaving.ports.iter().find(has_socket) else { continue };
+            let stays = leaving.sockets.contains_key(&conf.socket);
+            let before = self.socket_of(user).map(|(_, before)| &before.access);
+            if stays && before != Some(&conf.access) {
+                let wanted = super::permissions(&spec.name, &conf.access)?;
+                undo.permissions.extend(self.permit(user, &wanted)?.map(|old| (user.clone(), old)));
             }
-            _ => Ok(()),
         }
+        Ok(())
+    }
+
+    /// The listener of a port, and its settings.
+    fn socket_of(&self, name: &str) -> Option<(&Listener, &VhostUser)> {
+        let Attach::VhostUser(vhost) = &self.ports.get(name)?.attach else { return None };
+        Some((vhost.listener.as_ref()?, &vhost.conf))
+    }
+
+    /// Changes the permissions of a port's socket; returns those before.
+    fn permit(
+        &self,
+        name: &str,
+        wanted: &os::Permissions,
+    ) -> Result<Option<os::Permissions>, RunError> {
+        let Some((listener, _)) = self.socket_of(name) else { return Ok(None) };
+        Ok(Some(listener.permit(wanted)?))
     }
 
     /// Names the port of this switch that has the only queue of an interface.
@@ -392,6 +412,11 @@ impl System {
 
     /// Undoes a reload that failed.
     fn undo(&mut self, undo: Undo) {
+        for (port, before) in undo.permissions {
+            if let Err(error) = self.permit(&port, &before) {
+                tracing::warn!(port, "cannot restore the permissions of its socket: {error}");
+            }
+        }
         for (interface, netns, mtu) in undo.mtus {
             if let Err(error) = uplink::set_mtu(&interface, netns.as_deref(), mtu) {
                 tracing::warn!("interface {interface}: {error}");
