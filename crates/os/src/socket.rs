@@ -131,9 +131,10 @@ impl fmt::Display for SocketError {
                     path.display()
                 );
             }
-            Self::Replaced(path) => {
-                (path, "another file has the name of this socket; remove it, and add the port again")
-            }
+            Self::Replaced(path) => (
+                path,
+                "another file has the name of this socket; remove it, and add the port again",
+            ),
             Self::NoDirectory(path) => (path, "its directory does not exist; create it first"),
             Self::NotASocket(path) => {
                 (path, "something else has that name; remove it or choose another path")
