@@ -207,7 +207,8 @@ impl Listener {
     /// Changes who may connect from now on. Returns what was set before.
     ///
     /// # Errors
-    /// [`SocketError::Replaced`]: its name is another file by now; or the process may not set the group. Nothing is changed.
+    /// [`SocketError::Replaced`]: its name is another file by now;
+    /// [`SocketError::NotOfGroup`]: the process may not set the group. Nothing is changed.
     pub fn permit(&self, want: &Permissions) -> Result<Permissions, SocketError> {
         let error = |error| os("open", &self.path, error);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
