@@ -442,13 +442,26 @@ fn brief(n: usize, queue: &Value) -> String {
 }
 
 fn fdb(answer: &Value) {
-    let heads = ["ADDRESS", "VLAN", "PORT", "AGE S"].map(String::from).to_vec();
+    let heads = ["ADDRESS", "VLAN", "PORT", "AGE S", "FLAPS"].map(String::from).to_vec();
     let row = |e: &Value| {
         let age = if e["static"] == true { "static".into() } else { e["age_s"].to_string() };
-        vec![text(&e["mac"]).into(), e["vlan"].to_string(), text(&e["port"]).into(), age]
+        let flaps = flaps(&e["flaps"]);
+        vec![text(&e["mac"]).into(), e["vlan"].to_string(), text(&e["port"]).into(), age, flaps]
     };
     let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "entries").map(row)).collect();
-    columns(&rows, &[0, 2]).iter().for_each(|line| println!("{line}"));
+    columns(&rows, &[0, 2, 4]).iter().for_each(|line| println!("{line}"));
+}
+
+/// Words for an address that flaps.
+fn flaps(flap: &Value) -> String {
+    if flap.is_null() {
+        return String::new();
+    }
+    let blocked = match flap["blocked_s"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(s) => format!(", stays there for {s} s"),
+    };
+    format!("left {} {} times{blocked}", text(&flap["home"]), flap["moves"])
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod error;
+mod flaps;
 mod handover;
 mod inherited;
 mod manager;
@@ -459,6 +460,7 @@ impl System {
         for Prepared { state, .. } in &all {
             self.set_rules(state.port.id, state.spec.tuning.tenant.rules());
             self.set_rates(state, &state.spec.tuning.tenant);
+            tenants::set_loop_guard(state);
         }
         self.publish_table();
         let suspended = self.suspended.iter_mut().map(|(_, what)| what);
@@ -720,11 +722,11 @@ impl System {
     fn read_reports(&mut self) {
         os::drain(self.pool.common.reports_wake.as_fd());
         while let Ok(report) = self.reports.try_recv() {
-            let (Report::Port(
-                PortEvent::Fault { port: id, .. } | PortEvent::Starved { port: id, .. },
-            )
-            | Report::KickFdFailed(id, _)) = &report;
-            let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
+            let id = match &report {
+                Report::Port(event) => event.port(),
+                Report::KickFdFailed(id, _) => *id,
+            };
+            let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
             let fault = match report {
                 // Once per connection: its end ends the epoch. Late reports belong to an earlier
                 // connection, perhaps of another port.
@@ -734,6 +736,10 @@ impl System {
                 Report::Port(PortEvent::Fault { fault, .. }) => fault,
                 Report::Port(PortEvent::Starved { queue, begins, .. }) => {
                     state.log_stall(queue, begins);
+                    continue;
+                }
+                Report::Port(PortEvent::Flaps { mac, vlan, flap, .. }) => {
+                    self.log_flap(id, (mac, vlan), flap);
                     continue;
                 }
                 Report::KickFdFailed(_, error) => {

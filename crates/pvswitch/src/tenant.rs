@@ -84,6 +84,16 @@ impl Tenant {
         (from_peer, limits(amounts("rate-out"), amounts("burst-out"), 10, 44))
     }
 
+    /// Seconds for which the port does not take addresses that flap; 0: they are only reported.
+    pub fn loop_guard_s(&self) -> u32 {
+        if self.0.get("loop-guard").and_then(Value::word) != Some("block") {
+            return 0;
+        }
+        let default = || common().find(|e| e.name == "loop-guard-time")?.default_value();
+        let time = self.0.get("loop-guard-time").cloned().or_else(default);
+        time.and_then(|time| time.number()).map_or(0, |s| u32::try_from(s).unwrap_or(u32::MAX))
+    }
+
     /// Limits of what the peer floods.
     pub fn storm(&self) -> StormLimits {
         let amounts = |name| self.0.get(name).and_then(Value::amounts).unwrap_or_default();
@@ -154,6 +164,8 @@ mod tests {
             ("storm-multicast", "10frames", false),
             ("storm-unknown", "1Mbit", false),
             ("burst-storm", "10frames", false),
+            ("loop-guard", "block", false),
+            ("loop-guard-time", "5", false),
         ] {
             let tenant = tenant(&[(name, text)]);
             assert_eq!(tenant.rules().is_some(), alone, "{name}");

@@ -570,6 +570,8 @@ impl Worker {
                 PortEvent::Starved { port, queue, begins } => {
                     self.starved.push(((usize::from(port.0), usize::from(queue)), begins));
                 }
+                // A hostile guest forged an address; its frames are judged by the ledger.
+                PortEvent::Flaps { .. } => {}
             }
         }
     }

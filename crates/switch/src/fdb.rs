@@ -5,7 +5,7 @@
 //! port has a limit: a guest that floods addresses fills only its own share.
 //!
 //! ```text
-//!   set (128 bytes)          key word     | 0 .. 0 |valid 60| vlan 59..48 | mac 47..0 |
+//!   set                      key word     | 0 .. 0 |valid 60| vlan 59..48 | mac 47..0 |
 //!   ┌─────────────────┐
 //!   │ 8 key words     │ 64   value word   | valid 63 | static 62 | generation 61..48 |
 //!   │ 8 value words   │ 64                | port 47..32 | last seen, s 31..0 |
@@ -33,13 +33,17 @@
 //!
 //! The table reads no clock (seconds are passed in), and has no policy about which port may claim
 //! an address: a guest that sends from another's MAC moves that entry, as in any learning switch,
-//! unless the entry is static.
+//! unless the entry is static or the caller has [terms](flap).
+
+mod flap;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use self::flap::{Claim, Moves};
+pub use self::flap::{FLAP_MOVES, FLAP_WINDOW_S, Flap, Terms};
 use crate::flow::{fold_mul, is_multicast};
 
 /// A port's number in the switch.
@@ -110,6 +114,11 @@ pub enum Learned {
         /// The previous port.
         from: PortId,
     },
+    /// Another port has it, and it stays there: it is locked, or flaps.
+    Stays {
+        /// Whether the frame is to be dropped.
+        drop: bool,
+    },
     /// The port is at its limit; nothing changed.
     LimitReached,
     /// No free entry, and no port has more than its fair share; nothing changed.
@@ -133,6 +142,8 @@ pub struct Entry {
     pub age_s: u32,
     /// Whether it was configured, not learned.
     pub is_static: bool,
+    /// Whether it flaps.
+    pub flap: Option<Flap>,
 }
 
 /// Error: no room for a static entry, as its sets are full of static entries.
@@ -160,6 +171,8 @@ pub struct Fdb {
     key: [u64; 2],
     ageing_s: AtomicU32,
     port_limit: u32,
+    /// Time from which no address is blocked, in seconds.
+    blocks_end_s: AtomicU32,
 }
 
 /// State of the holder of the lock.
@@ -181,12 +194,16 @@ struct Line([AtomicU64; WAYS]);
 struct Set {
     keys: Line,
     values: Line,
+    /// Moves of addresses, used when they move only.
+    moves: Line,
+    /// The port that was refused last, of blocked addresses.
+    refused: Line,
 }
 
 impl Fdb {
     /// Creates an empty table.
     ///
-    /// `capacity`: entries, rounded up to a power of two, at least 8; 16 bytes each. `key`: random
+    /// `capacity`: entries, rounded up to a power of two, at least 8; 32 bytes each. `key`: random
     /// and secret. `ageing_s`: seconds after which an idle address is removed, 0 for never.
     /// `port_limit`: most addresses learned from one port; static entries do not count.
     pub fn new(capacity: usize, key: [u64; 2], ageing_s: u32, port_limit: u32) -> Self {
@@ -200,6 +217,7 @@ impl Fdb {
             key,
             ageing_s: AtomicU32::new(ageing_s),
             port_limit,
+            blocks_end_s: AtomicU32::new(0),
         }
     }
 
@@ -216,13 +234,26 @@ impl Fdb {
     /// moved address, and never for a port at its limit.
     #[inline]
     pub fn learn(&self, mac: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> Learned {
+        self.learn_on(mac, vlan, port, now_s, |_| Terms::default())
+    }
+
+    /// The same; `terms`: those on which the port takes the address from the one that has it.
+    #[inline]
+    pub fn learn_on(
+        &self,
+        mac: [u8; 6],
+        vlan: u16,
+        port: PortId,
+        now_s: u32,
+        terms: impl FnOnce(PortId) -> Terms,
+    ) -> Learned {
         let key = pack_key(mac, vlan);
         match self.find(key) {
             Some((at, value)) if value.port() == port => self.refresh(at, value, now_s),
             Some((_, value)) if value.is_static() => Learned::Static,
             _ if is_multicast(mac) || mac == [0; 6] => Learned::Invalid,
             _ if self.learned_from(port) >= self.port_limit => Learned::LimitReached,
-            _ => self.learn_locked(key, port, now_s),
+            _ => self.learn_locked(key, port, now_s, terms),
         }
     }
 
@@ -275,11 +306,13 @@ impl Fdb {
     /// number. Frames of that port that other workers still handle may be learned afterwards: stop
     /// its ingress first.
     pub fn flush_port(&self, port: PortId) -> usize {
+        self.forget_home(port);
         self.sweep(|value| value.port() == port)
     }
 
     /// Removes the learned entries of `port`, as when its link goes down. Returns their number.
     pub fn flush_learned(&self, port: PortId) -> usize {
+        self.forget_home(port);
         self.sweep(|value| value.port() == port && !value.is_static())
     }
 
@@ -354,6 +387,7 @@ impl Fdb {
                 port: value.port(),
                 age_s: now_s.saturating_sub(value.seen_s()),
                 is_static: value.is_static(),
+                flap: self.flap_at(at, now_s),
             })
         });
         all.collect()
@@ -462,7 +496,13 @@ impl Fdb {
     /// The slow path of [`learn`](Self::learn). Re-checks everything: another worker may have been
     /// first.
     #[cold]
-    fn learn_locked(&self, key: u64, port: PortId, now_s: u32) -> Learned {
+    fn learn_locked(
+        &self,
+        key: u64,
+        port: PortId,
+        now_s: u32,
+        terms: impl FnOnce(PortId) -> Terms,
+    ) -> Learned {
         let mut writer = self.lock();
         let new = Value::new(port, now_s);
         let found = self.find(key);
@@ -475,10 +515,19 @@ impl Fdb {
             return Learned::LimitReached;
         }
         if let Some((at, value)) = found {
-            self.put_value(&mut writer, at, value, new);
             // An expired address has no port; it did not move.
-            let expired = self.is_expired(value, now_s);
-            return if expired { Learned::New } else { Learned::Moved { from: value.port() } };
+            if self.is_expired(value, now_s) {
+                self.put_value(&mut writer, at, value, new);
+                self.set_moves(at, Moves(0));
+                return Learned::New;
+            }
+            let from = value.port();
+            match self.claim(&mut writer, (at, value), port, now_s, terms(from)) {
+                Claim::Move => self.put_value(&mut writer, at, value, new),
+                Claim::Keep => return Learned::Stays { drop: false },
+                Claim::Refuse => return Learned::Stays { drop: true },
+            }
+            return Learned::Moved { from };
         }
         let Some(at) = self.place_for(&writer, key, port, now_s) else {
             return Learned::TableFull;
@@ -525,6 +574,7 @@ impl Fdb {
             self.removals.fetch_add(1, Ordering::Release);
             self.count(writer, old, false);
         }
+        self.set_moves(at, Moves(0));
         // Pairs with the fence in `read`: a reader that sees the key change sees the value vacated.
         fence(Ordering::Release);
         set.keys.0[at.way].store(0, Ordering::Relaxed);

@@ -10,6 +10,7 @@ mod fetch;
 mod findings;
 mod full;
 mod late;
+mod learn;
 mod mirror;
 mod queue;
 mod rates;
@@ -19,7 +20,7 @@ mod storm;
 mod tenants;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use shm::Seg;
@@ -37,7 +38,7 @@ pub use self::slow::SlowDelivery;
 pub use self::starved::STARVED_AFTER;
 pub use self::storm::StormLimits;
 use crate::account::Account;
-use crate::fdb::{Fdb, Learned, PortId};
+use crate::fdb::{Fdb, PortId};
 use crate::flow;
 use crate::frame::{Burst, Frame};
 use crate::hold::{Backpressure, Hold};
@@ -76,6 +77,8 @@ pub struct Port {
     has_rate_out: AtomicBool,
     /// Whether its account limits what its peer floods.
     has_storm: AtomicBool,
+    /// Seconds for which it does not take addresses that flap; 0: it takes them.
+    loop_guard_s: AtomicU32,
     /// Queue of each flow.
     steering: Steering,
     /// Capture of its frames, both directions.
@@ -100,6 +103,7 @@ impl Port {
             active,
             has_rate_out: AtomicBool::new(false),
             has_storm: AtomicBool::new(false),
+            loop_guard_s: AtomicU32::new(0),
             steering,
             mirror: Mirror::default(),
             account: Arc::default(),
@@ -426,8 +430,7 @@ impl Forwarder {
                     None => continue,
                 },
             };
-            if !self.learn(src, vlan, from.port, now_s) {
-                from.stats.drops_bad_source.add(1);
+            if !self.learn(from, src, vlan, (now, now_s)) {
                 continue;
             }
             let mut flow = Flow { head, hash: None, now_s };
@@ -464,7 +467,7 @@ impl Forwarder {
                 None if self.flood(
                     from,
                     (i, &burst.frames[i]),
-                    &mut flow,
+                    (&mut flow, vlan),
                     tenants.map(|t| (t, vid)),
                     now,
                 ) => {}
@@ -476,48 +479,6 @@ impl Forwarder {
         }
         if let Some(i) = left {
             burst.leave(i);
-        }
-    }
-
-    /// Learns a source address; false: it is none, and the frame must be dropped.
-    #[inline(always)]
-    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> bool {
-        let fact = Some((src, vlan, port, now_s));
-        if self.last_learned == fact {
-            return true;
-        }
-        if flow::is_multicast(src) || src == [0; 6] {
-            return false;
-        }
-        let learned = self.fdb.learn(src, vlan, port, now_s);
-        self.last_learned = fact;
-        if !matches!(learned, Learned::Known) {
-            self.last_found = None;
-        }
-        // Expired addresses are swept when their place is needed, at most once a second: no timer
-        // runs on an idle switch.
-        if matches!(learned, Learned::LimitReached | Learned::TableFull) && self.aged_s != now_s {
-            self.aged_s = now_s;
-            self.fdb.age(now_s);
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
-        // A cache for a run of frames to the same address; valid for at most a second, so a move
-        // seen by another worker is noticed within a second.
-        match self.last_found {
-            Some((mac, tag, when, Some(port))) if (mac, tag, when) == (dst, vlan, now_s) => {
-                Some(port)
-            }
-            _ => {
-                let port = self.fdb.lookup(dst, vlan, now_s);
-                let port =
-                    port.filter(|p| self.table.get(usize::from(p.0)).is_some_and(Option::is_some));
-                self.last_found = Some((dst, vlan, now_s, port));
-                port
-            }
         }
     }
 
@@ -557,18 +518,22 @@ impl Forwarder {
         &mut self,
         from: &Source,
         (i, frame): (usize, &Frame),
-        flow: &mut Flow<'_>,
+        (flow, vlan): (&mut Flow<'_>, u16),
         rules: Option<(&Tenants, u16)>,
         now: Instant,
     ) -> bool {
         let table = Arc::clone(&self.table);
+        let refused =
+            flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
         let reaches = |port: &Port| {
             let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
-            port.id != from.port && port.active() > 0 && rules.is_none_or(permits)
+            let is_other = port.id != from.port && refused != Some(port.id);
+            is_other && port.active() > 0 && rules.is_none_or(permits)
         };
         let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
-        // With rules, the number depends on the frame's VLAN.
-        let ports = if rules.is_none() { self.made.ports(ports) } else { ports() };
+        // With rules, the number depends on the frame's VLAN; with a loop, on its source.
+        let is_same = rules.is_none() && refused.is_none();
+        let ports = if is_same { self.made.ports(ports) } else { ports() };
         match self.may_flood(from, (frame, flow.head), i == 0, ports, now) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,

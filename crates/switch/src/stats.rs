@@ -135,6 +135,10 @@ counters! {
         pauses,
         /// Times the queue was left until its port's `rate-in=` permits more.
         rate_waits,
+        /// Addresses that moved here from another port, or would have without `loop-guard=block`.
+        mac_moves,
+        /// Times such an address began to flap: it moved away from the other port too often.
+        mac_flaps,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.
         drops_runt,
         /// Longer than any legal frame.
@@ -159,6 +163,9 @@ counters! {
         drops_same_port,
         /// The source address is a group address or zero.
         drops_bad_source,
+        /// The source address is another port's, from which it is not taken: it flaps, or is in
+        /// that port's `mac=`, and this port has `loop-guard=block`.
+        drops_loop_guard,
         /// Port security: a source MAC that is not one of `mac=`.
         drops_spoofed_mac,
         /// Port security: a source address in IPv4 or IPv6 that is not one of `ip=`.

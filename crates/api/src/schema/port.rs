@@ -113,6 +113,7 @@ const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
 
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
+const REPORT_BLOCK: Type = Type::Choice(&[Choice::word("report", ""), Choice::word("block", "")]);
 const OFF_ON: Type = Type::Choice(&[Choice::word("off", ""), Choice::word("on", "")]);
 
 /// Features of virtio-net that a port can leave out, as logs and `ctl show` name them.
@@ -182,7 +183,7 @@ const fn tenant(
 }
 
 /// Names of the rules of ports whose peers are tenants.
-pub const TENANT: [&str; 17] = [
+pub const TENANT: [&str; 19] = [
     "mac",
     "ip",
     "dhcp-server",
@@ -200,6 +201,8 @@ pub const TENANT: [&str; 17] = [
     "storm-multicast",
     "storm-unknown",
     "burst-storm",
+    "loop-guard",
+    "loop-guard-time",
 ];
 
 /// Checks that the rules of a port agree; `value` returns an option's value.
@@ -421,6 +424,17 @@ pub const TABLE: &[Entry] = &[
         .more(", in place of `storm=`"),
     tenant("burst-storm", Type::Burst, "none", "bytes and frames of `storm=` at once")
         .more("; `none`: one second of each limit"),
+    tenant("loop-guard", REPORT_BLOCK, "report", "what happens to addresses that flap to it").more(
+        ": `report`: they are logged and counted; `block`: also not taken from the port that had \
+         them before, whose `mac=` they are or which they left more than 5 times in 10 s; frames \
+         with such a source are dropped ([loops and forged addresses](#loops-and-forged-addresses))",
+    ),
+    tenant(
+        "loop-guard-time",
+        Type::Number(1, 3600),
+        "60",
+        "seconds for which `loop-guard=block` does not take an address that flaps",
+    ),
     limit(
         "limit-mapped-bytes",
         BYTES,

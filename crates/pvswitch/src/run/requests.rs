@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, Event, PortState, RunError, System, accounts, tenants};
+use super::{Attach, Event, PortState, RunError, System, accounts, flaps, tenants};
 use crate::capture;
 use crate::http::Query;
 use crate::pool::{Placement, token};
@@ -263,10 +263,6 @@ impl System {
 
     fn fdb(&self) -> Value {
         let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
-        let name = |id: u16| {
-            let port = self.table.get(usize::from(id)).and_then(Option::as_ref);
-            port.map_or_else(|| format!("#{id}"), |p| p.name.clone())
-        };
         let entries: Vec<_> = self
             .fdb
             .entries(now)
@@ -275,9 +271,10 @@ impl System {
                 json!({
                     "mac": e.mac.to_string(),
                     "vlan": e.vlan,
-                    "port": name(e.port.0),
+                    "port": self.name_of(e.port),
                     "age_s": e.age_s,
                     "static": e.is_static,
+                    "flaps": e.flap.map(|flap| flaps::show(flap, &self.name_of(flap.home))),
                 })
             })
             .collect();

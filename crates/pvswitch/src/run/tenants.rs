@@ -67,12 +67,20 @@ impl System {
         let old = of(self.rules.get(usize::from(id.0)).and_then(Option::as_deref));
         let moved = old != of(rules.as_ref());
         self.set_rules(id, rules.clone());
+        if let Some(state) = self.ports.get(name) {
+            set_loop_guard(state);
+        }
         if let Some(state) = self.ports.get(name).filter(|_| has_other_rates) {
             self.set_rates(state, &state.spec.tuning.tenant);
         }
         let keeps = |mac, vlan| !moved && rules.as_ref().is_none_or(|r| r.may_own(mac, vlan));
         self.fdb.retain_learned(id, keeps);
     }
+}
+
+/// Sets what happens to addresses that flap to a port.
+pub(super) fn set_loop_guard(state: &PortState) {
+    state.port.set_loop_guard(state.spec.tuning.tenant.loop_guard_s());
 }
 
 /// The rules of a port for `ctl show`: options that differ from the default.

@@ -57,7 +57,7 @@ const RULES: &str = "the guest uses another address, forwards for others, or spo
 const STORM: &str = "look for a loop or a scan in the guest; if it is wanted, raise storm=";
 const SIZES: &str = "use the same MTU everywhere; with long frames the guest needs MRG_RXBUF";
 
-const FROM: [Cause; 28] = [
+const FROM: [Cause; 29] = [
     cause("drops_runt", "are shorter than their headers", BROKEN),
     cause("drops_too_long", "are above 9234 bytes, or 65,550 with GSO", "lower the guest's MTU"),
     cause("drops_too_many_segs", "are in more than 256 pieces", BROKEN),
@@ -85,6 +85,11 @@ const FROM: [Cause; 28] = [
         "normal behind a TAP in a bridge; otherwise look for a loop",
     ),
     cause("drops_bad_source", "have a group address or zero as source", BROKEN),
+    cause(
+        "drops_loop_guard",
+        "have another port's address as source, and loop-guard=block refuses that",
+        "look for a loop behind this port, or a guest that forges addresses: `pvswitch ctl fdb`",
+    ),
     cause("drops_spoofed_mac", "have a source MAC address that is not in mac=", RULES),
     cause(
         "drops_spoofed_ip",

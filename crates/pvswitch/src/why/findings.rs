@@ -329,6 +329,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
             all.push(Finding::new(Note, "address_twice", what, remedy));
         }
     }
+    all.extend(entries.iter().filter_map(|entry| flap(entry, name)));
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let (used, limit) = (number(&port["addresses"]), number(&port["addresses_limit"]));
     if limit > 0 && used >= limit {
@@ -346,6 +347,24 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         all.push(Finding::new(Limited, "fdb_full", what, remedy));
     }
     all
+}
+
+/// An address that flaps between the port and another.
+fn flap(entry: &Value, name: &str) -> Option<Finding> {
+    let (mac, at, flap) = (text(&entry["mac"]), text(&entry["port"]), &entry["flaps"]);
+    let home = text(&flap["home"]);
+    if flap.is_null() || at != name && home != name {
+        return None;
+    }
+    let moves = &flap["moves"];
+    let blocked = match flap["blocked_s"].as_u64() {
+        Some(s) if s > 0 => format!("; it stays at port {home} for {s} s"),
+        _ => format!("; it is at port {at} now"),
+    };
+    let what = format!("address {mac} flaps: it left port {home} {moves} times{blocked}");
+    let remedy = "a loop, or a guest that forges it: see which port counts mac_flaps; \
+                  loop-guard=block on that port refuses it, mac= on the owner's locks it";
+    Some(Finding::new(Rank::Limited, "address_flaps", what, remedy))
 }
 
 /// Resources that the port was refused.

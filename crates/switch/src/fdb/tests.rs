@@ -412,3 +412,5 @@ fn workers_that_learn_the_same_address_agree() {
     });
     assert_eq!((fdb.entries(199).len(), fdb.learned_from(port(1))), (100, 100));
 }
+
+mod flap;

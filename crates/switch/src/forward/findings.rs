@@ -1,6 +1,6 @@
 //! What forwarding finds out, for its caller to act on.
 
-use crate::fdb::PortId;
+use crate::fdb::{Flap, Mac, PortId};
 use crate::port::Fault;
 
 /// What forwarding found out that its caller must act on.
@@ -90,4 +90,26 @@ pub enum PortEvent {
         /// False: it recovered.
         begins: bool,
     },
+    /// An address began to flap. At most as many as the port may write log lines.
+    Flaps {
+        /// The port that took it.
+        port: PortId,
+        /// The address.
+        mac: Mac,
+        /// Its VLAN; 0: untagged.
+        vlan: u16,
+        /// The port that it was taken from, and its moves.
+        flap: Flap,
+    },
+}
+
+impl PortEvent {
+    /// The port that it is about.
+    pub fn port(&self) -> PortId {
+        match self {
+            Self::Fault { port, .. } | Self::Starved { port, .. } | Self::Flaps { port, .. } => {
+                *port
+            }
+        }
+    }
 }

@@ -199,7 +199,7 @@ impl Rig {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let port = |event| match event {
             PortEvent::Fault { port, .. } => Some(port),
-            PortEvent::Starved { .. } => None,
+            PortEvent::Starved { .. } | PortEvent::Flaps { .. } => None,
         };
         events.filter_map(port).collect()
     }
@@ -772,6 +772,7 @@ proptest! {
 }
 
 mod bounds;
+mod flaps;
 mod granted;
 mod rates;
 mod slow;

@@ -114,6 +114,11 @@ impl Security {
         self.macs.is_empty() || self.macs.contains(&mac)
     }
 
+    /// Whether `mac` is one of the peer's addresses, and they are locked.
+    pub fn locks_mac(&self, mac: [u8; 6]) -> bool {
+        self.macs.contains(&mac)
+    }
+
     /// Checks a frame of `len` bytes with this private head.
     ///
     /// # Errors

@@ -1,0 +1,137 @@
+//! Addresses that flap: who is blocked, and for what.
+
+use std::net::IpAddr;
+
+use super::*;
+use crate::fdb::FLAP_MOVES;
+use crate::tenant::{Rules, Security, Tenants};
+
+/// Guest 1 behind port 0 sends to all, and whatever is behind port 1 sends the same frame.
+fn contest(rig: &mut Rig, times: u16) {
+    for n in 0..u32::from(times) {
+        rig.send(0, &[frame(BROADCAST, mac(1), n)]);
+        rig.send(1, &[frame(BROADCAST, mac(1), n)]);
+    }
+}
+
+fn flaps(rig: &mut Rig) -> Vec<(PortId, PortId)> {
+    let events = std::mem::take(&mut rig.found.events).into_iter();
+    let of = |event| match event {
+        PortEvent::Flaps { port, flap, mac: Mac(address), .. } if address == mac(1) => {
+            (port, flap.home)
+        }
+        other => panic!("{other:?}"),
+    };
+    events.map(of).collect()
+}
+
+fn counts(rig: &Rig, port: usize) -> [u64; 3] {
+    let stats = rig.stats(port);
+    [&stats.mac_moves, &stats.mac_flaps, &stats.drops_loop_guard].map(|counter| counter.get())
+}
+
+#[test]
+fn flapping_address_is_reported_once_at_the_port_that_takes_it_and_nothing_is_dropped() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    contest(&mut rig, 50);
+    assert_eq!(flaps(&mut rig), [(PortId(1), PortId(0))]);
+    assert_eq!((counts(&rig, 0), counts(&rig, 1)), ([49, 0, 0], [50, 1, 0]));
+    assert_eq!(rig.got(2).len(), 100);
+}
+
+#[test]
+fn loop_guard_drops_frames_of_the_port_that_takes_it_and_none_of_its_home() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    for port in rig.table.iter().flatten() {
+        port.set_loop_guard(60);
+    }
+    contest(&mut rig, 50);
+    assert_eq!(flaps(&mut rig), [(PortId(1), PortId(0))]);
+    let passed = u64::from(FLAP_MOVES);
+    assert_eq!(counts(&rig, 1), [50, 1, 50 - passed]);
+    assert_eq!(counts(&rig, 0)[2], 0);
+    assert_eq!(rig.got(2).len() as u64, 50 + passed);
+    // Frames for the address go to its home, and others of the same port pass.
+    rig.send(1, &[frame(mac(1), mac(2), 1)]);
+    rig.got(1);
+    assert_eq!(serials(&rig.got(0)).last(), Some(&1));
+    // It recovers by itself.
+    rig.now += SECOND * 61;
+    rig.send(1, &[frame(BROADCAST, mac(1), 7)]);
+    assert_eq!(serials(&rig.got(2)), [7]);
+    assert_eq!(counts(&rig, 1)[2], 50 - passed);
+}
+
+#[test]
+fn locked_address_stays_at_its_owner_and_a_forger_is_dropped_if_asked() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    let locks = |mac| Rules {
+        security: Some(Security::new(&[mac], &[] as &[IpAddr], false, false)),
+        ..Rules::default()
+    };
+    let rules = vec![Some(Arc::new(locks(mac(1)))), None, Some(Arc::new(locks(mac(3))))];
+    rig.forwarder.set_tenants(Tenants::new(rules));
+    // The forger is first; the owner takes the address with its first frame.
+    rig.send(1, &[frame(BROADCAST, mac(1), 0)]);
+    contest(&mut rig, 20);
+    rig.got(0);
+    rig.send(2, &[frame(mac(1), mac(3), 1)]);
+    assert_eq!((serials(&rig.got(0)), counts(&rig, 1)[2]), (vec![1], 0));
+    assert_eq!(flaps(&mut rig), [(PortId(1), PortId(0))]);
+    rig.table[1].as_ref().unwrap().set_loop_guard(1);
+    rig.got(2);
+    contest(&mut rig, 20);
+    assert_eq!((rig.got(2).len(), counts(&rig, 1)[2]), (20, 20));
+    assert_eq!(counts(&rig, 0), [1, 0, 0]);
+}
+
+#[test]
+fn reports_are_limited_by_the_log_lines_of_the_port_that_takes_addresses() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    let port = Arc::clone(rig.table[1].as_ref().unwrap());
+    while port.account.log_lines.spend(rig.now) {}
+    contest(&mut rig, 50);
+    assert!(flaps(&mut rig).is_empty());
+    assert_eq!(counts(&rig, 1)[1], 1, "counted nevertheless");
+}
+
+/// Ports 1 and 2 are bridged: what leaves by one comes back by the other. Returns the number of
+/// turns until nothing comes back, up to 1000.
+fn turn_loop(rig: &mut Rig) -> usize {
+    for turn in 0..1000 {
+        let (first, second) = (rig.got(1), rig.got(2));
+        if first.is_empty() && second.is_empty() {
+            return turn;
+        }
+        second.iter().for_each(|frame| rig.send(1, std::slice::from_ref(frame)));
+        first.iter().for_each(|frame| rig.send(2, std::slice::from_ref(frame)));
+    }
+    1000
+}
+
+#[test]
+fn broadcast_in_a_loop_of_two_ports_ends_with_the_guard_and_circulates_without() {
+    for (guarded, behind) in [(false, false), (true, false), (true, true)] {
+        let mut rig = Rig::new(Mode::Switch, 3, 1);
+        for port in [1, 2].into_iter().filter(|_| guarded) {
+            rig.table[port].as_ref().unwrap().set_loop_guard(60);
+        }
+        // From a guest at port 0, or a host in the loop, whose frame enters by both.
+        for port in if behind { &[1, 2][..] } else { &[0] } {
+            rig.send(*port, &[frame(BROADCAST, mac(1), 0)]);
+        }
+        let turns = turn_loop(&mut rig);
+        assert_eq!(turns < 2 * usize::from(FLAP_MOVES), guarded, "{guarded} {behind}: {turns}");
+        if !guarded {
+            continue;
+        }
+        // From now on one copy goes into the loop, and none comes back out.
+        rig.got(0);
+        for port in if behind { &[1, 2][..] } else { &[0] } {
+            rig.send(*port, &[frame(BROADCAST, mac(1), 1)]);
+        }
+        let copies = rig.port(1).got.len() + rig.port(2).got.len();
+        assert_eq!((copies, turn_loop(&mut rig)), if behind { (0, 0) } else { (1, 1) });
+        assert_eq!(rig.got(0).len(), usize::from(behind));
+    }
+}
