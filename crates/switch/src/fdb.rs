@@ -33,7 +33,7 @@
 //!
 //! The table reads no clock (seconds are passed in), and has no policy about which port may claim
 //! an address: a guest that sends from another's MAC moves that entry, as in any learning switch,
-//! unless the entry is static or the caller has [terms](flap).
+//! unless the entry is static or the caller has [`Terms`].
 
 mod flap;
 

@@ -427,7 +427,7 @@ pub const TABLE: &[Entry] = &[
     tenant("loop-guard", REPORT_BLOCK, "report", "what happens to addresses that flap to it").more(
         ": `report`: they are logged and counted; `block`: also not taken from the port that had \
          them before, whose `mac=` they are or which they left more than 5 times in 10 s; frames \
-         with such a source are dropped ([loops and forged addresses](#loops-and-forged-addresses))",
+         with such a source are dropped ([loops](#loops-and-forged-addresses))",
     ),
     tenant(
         "loop-guard-time",

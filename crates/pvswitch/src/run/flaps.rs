@@ -24,8 +24,8 @@ impl System {
             s => format!("it stays at '{home}' for {s} s"),
         };
         let what = format_args!(
-            "address {mac}{vlan} flaps between ports '{home}' and '{}': {} moves away from '{home}' \
-             in {FLAP_WINDOW_S} s, by a loop or a forged address; {then}",
+            "address {mac}{vlan} flaps between ports '{home}' and '{}': {} moves away from \
+             '{home}' in {FLAP_WINDOW_S} s, by a loop or a forged address; {then}",
             state.spec.name, flap.moves
         );
         match state.log() {

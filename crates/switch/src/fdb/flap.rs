@@ -111,11 +111,10 @@ impl Moves {
         if self.has(Self::BLOCKED) {
             return if now_s < self.time_s() { self } else { Self::new(self.home(), now_s) };
         }
-        match age_s {
-            0..=FLAP_WINDOW_S => self,
-            ..=HOME_S => Self::new(self.home(), now_s),
-            _ => Self::new(from, now_s),
+        if age_s <= FLAP_WINDOW_S {
+            return self;
         }
+        Self::new(if age_s <= HOME_S { self.home() } else { from }, now_s)
     }
 
     fn flap(self, now_s: u32) -> Option<Flap> {
