@@ -9,6 +9,7 @@ mod flaps;
 mod handover;
 mod inherited;
 mod manager;
+mod mirrors;
 mod reload;
 mod requests;
 mod rights;
@@ -460,7 +461,6 @@ impl System {
         for Prepared { state, .. } in &all {
             self.set_rules(state.port.id, state.spec.tuning.tenant.rules());
             self.set_rates(state, &state.spec.tuning.tenant);
-            tenants::set_loop_guard(state);
         }
         self.publish_table();
         let suspended = self.suspended.iter_mut().map(|(_, what)| what);
@@ -482,6 +482,7 @@ impl System {
             }
             self.start_xen(&name);
         }
+        self.refresh_mirrors();
     }
 
     /// Has the descriptor of one event cause another.
@@ -553,6 +554,8 @@ impl System {
         self.disconnect(name, "port removed");
         let state = self.ports.remove(name)?;
         let id = state.port.id;
+        // Before another port may have its id.
+        self.refresh_mirrors();
         state.port.set_active(0);
         let mut kept = None;
         match state.attach {

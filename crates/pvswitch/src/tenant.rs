@@ -94,6 +94,13 @@ impl Tenant {
         time.and_then(|time| time.number()).map_or(0, |s| u32::try_from(s).unwrap_or(u32::MAX))
     }
 
+    /// The port that gets copies of its frames, and whether of those from its peer and to it.
+    pub fn mirror(&self) -> Option<(&str, bool, bool)> {
+        let to = self.0.get("mirror-to").and_then(Value::text).filter(|name| *name != "none")?;
+        let way = self.0.get("mirror-direction").and_then(Value::word);
+        Some((to, way != Some("out"), way != Some("in")))
+    }
+
     /// Limits of what the peer floods.
     pub fn storm(&self) -> StormLimits {
         let amounts = |name| self.0.get(name).and_then(Value::amounts).unwrap_or_default();
@@ -166,6 +173,8 @@ mod tests {
             ("burst-storm", "10frames", false),
             ("loop-guard", "block", false),
             ("loop-guard-time", "5", false),
+            ("mirror-to", "vm2", false),
+            ("mirror-direction", "in", false),
         ] {
             let tenant = tenant(&[(name, text)]);
             assert_eq!(tenant.rules().is_some(), alone, "{name}");

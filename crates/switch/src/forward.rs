@@ -15,6 +15,7 @@ mod mirror;
 mod queue;
 mod rates;
 mod slow;
+mod span;
 mod starved;
 mod storm;
 mod tenants;
@@ -35,6 +36,7 @@ pub use self::queue::EgressQueue;
 use self::rates::police;
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
+pub use self::span::Span;
 pub use self::starved::STARVED_AFTER;
 pub use self::storm::StormLimits;
 use crate::account::Account;
@@ -235,6 +237,8 @@ pub struct Forwarder {
     retagged: tenants::Retagged,
     /// Cost of the burst so far.
     made: bounds::Made,
+    /// Copies for mirror ports.
+    copies: span::Copies,
     /// Measured deliveries.
     slow: Slow,
     /// Full destinations to retry, each with whether it was armed since the last retry.
@@ -273,6 +277,7 @@ impl Forwarder {
             tenants: None,
             retagged: tenants::Retagged::default(),
             made: bounds::Made::default(),
+            copies: span::Copies::default(),
             slow: Slow::default(),
             blocked: BTreeMap::new(),
             findings: Findings::default(),
@@ -317,25 +322,30 @@ impl Forwarder {
         if removals != self.fdb_removals {
             (self.fdb_removals, self.last_learned, self.last_found) = (removals, None, None);
         }
+        let mirrored = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
+        let mirrored = mirrored.filter(|port| port.mirror.is_on()).cloned();
+        if mirrored.as_ref().is_some_and(|port| port.mirror.is_reserved()) {
+            from.stats.drops_mirror_port.add(burst.frames.len() as u64);
+            return Findings::default();
+        }
         match (self.mode, self.tenants.clone()) {
             (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
             (Mode::Switch, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
             (Mode::Cross, None) => self.cross(from, burst),
             (Mode::Cross, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
         }
-        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
-            && port.mirror.is_on()
-        {
+        if let Some(port) = mirrored {
             // Frames left are shown again.
             let new = 0..burst.frames.len() - burst.left();
             burst.fetch(new.clone());
-            port.mirror.copy(burst, new, true, now);
+            self.mirror(&port, burst, new, true, now);
         }
         for i in 0..self.groups_used {
             let mut group = std::mem::take(&mut self.groups[i]);
             self.deliver(from, &mut group, burst, now);
             self.groups[i] = group;
         }
+        self.send_copies(now);
         if burst.permits_granted() {
             from.stats.drops_bad_grant.add(u64::from(burst.unreadable()));
         }
@@ -528,7 +538,8 @@ impl Forwarder {
         let reaches = |port: &Port| {
             let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
             let is_other = port.id != from.port && refused != Some(port.id);
-            is_other && port.active() > 0 && rules.is_none_or(permits)
+            let takes = port.active() > 0 && !port.mirror.is_reserved();
+            is_other && takes && rules.is_none_or(permits)
         };
         let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
         // With rules, the number depends on the frame's VLAN; with a loop, on its source.
@@ -613,13 +624,18 @@ impl Forwarder {
             from.stats.drops_no_port.add(group.picks.len() as u64);
             return;
         };
+        let is_mirrored = port.mirror.is_on();
+        if is_mirrored && port.mirror.is_reserved() {
+            from.stats.drops_mirror_port.add(group.picks.len() as u64);
+            return;
+        }
         let egress = &port.egress[usize::from(group.queue)];
         let mut queue = egress.lock();
         if self.made.exceeds() {
             self.limit_copies(from, group, burst, &queue.offloads());
         }
         if burst.permits_granted() {
-            let as_it_is = queue.accepts_granted() && !port.mirror.is_on();
+            let as_it_is = queue.accepts_granted() && !is_mirrored;
             fetch(burst, group, &queue.offloads(), as_it_is);
         }
         if port.has_rate_out() {
@@ -655,9 +671,9 @@ impl Forwarder {
             self.hold_or_drop(from, port, group, done, burst, (&mut *queue, now));
         }
         drop(queue);
-        if port.mirror.is_on() {
+        if is_mirrored {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
-            port.mirror.copy(burst, picks, false, now);
+            self.mirror(port, burst, picks, false, now);
         }
         if done > 0 {
             self.record_progress((group.port, group.queue), egress);

@@ -166,6 +166,8 @@ counters! {
         /// The source address is another port's, from which it is not taken: it flaps, or is in
         /// that port's `mac=`, and this port has `loop-guard=block`.
         drops_loop_guard,
+        /// From a mirror port, or to one: it takes copies only.
+        drops_mirror_port,
         /// Port security: a source MAC that is not one of `mac=`.
         drops_spoofed_mac,
         /// Port security: a source address in IPv4 or IPv6 that is not one of `ip=`.
@@ -234,6 +236,8 @@ counters! {
         served_ns: Shared,
         /// Times the queue's lock was held by another worker.
         contended,
+        /// Copies of other ports' frames, delivered to this mirror port.
+        mirrored,
         /// Frames made by software segmentation.
         segmented,
         /// Frames whose checksum was computed in software.
@@ -260,6 +264,8 @@ counters! {
         drops_held_down,
         /// Frames beyond the port's `rate-out=`.
         drops_rate,
+        /// Copies for this mirror port for which there was no room.
+        drops_mirror,
     }
 }
 

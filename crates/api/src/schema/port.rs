@@ -114,6 +114,8 @@ const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
 const REPORT_BLOCK: Type = Type::Choice(&[Choice::word("report", ""), Choice::word("block", "")]);
+const BOTH_IN_OUT: Type =
+    Type::Choice(&[Choice::word("both", ""), Choice::word("in", ""), Choice::word("out", "")]);
 const OFF_ON: Type = Type::Choice(&[Choice::word("off", ""), Choice::word("on", "")]);
 
 /// Features of virtio-net that a port can leave out, as logs and `ctl show` name them.
@@ -183,7 +185,7 @@ const fn tenant(
 }
 
 /// Names of the rules of ports whose peers are tenants.
-pub const TENANT: [&str; 19] = [
+pub const TENANT: [&str; 21] = [
     "mac",
     "ip",
     "dhcp-server",
@@ -203,6 +205,8 @@ pub const TENANT: [&str; 19] = [
     "burst-storm",
     "loop-guard",
     "loop-guard-time",
+    "mirror-to",
+    "mirror-direction",
 ];
 
 /// Checks that the rules of a port agree; `value` returns an option's value.
@@ -435,6 +439,10 @@ pub const TABLE: &[Entry] = &[
         "60",
         "seconds for which `loop-guard=block` does not take an address that flaps",
     ),
+    tenant("mirror-to", Type::Text("PORT"), "none", "mirror port that gets copies of its frames")
+        .more(", and nothing else ([mirrors](#mirrors))"),
+    tenant("mirror-direction", BOTH_IN_OUT, "both", "which frames `mirror-to=` copies")
+        .more(": `in` from its peer, `out` to its peer, or both"),
     limit(
         "limit-mapped-bytes",
         BYTES,

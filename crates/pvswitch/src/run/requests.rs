@@ -330,6 +330,7 @@ impl System {
             Some(state) => {
                 // The only change that may be refused: before the others.
                 let tenant = Self::changed_tenant(state, &tuning.tenant)?;
+                self.check_mirror(&state.spec.name, &tuning.tenant)?;
                 self.tune(state, queue, &tuning);
                 tuning.limits.apply(&state.port.account);
                 if let Some(tenant) = tenant {

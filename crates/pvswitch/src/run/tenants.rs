@@ -24,12 +24,13 @@ impl System {
         self.pool.set_tenants(&Tenants::new(self.rules.clone()));
     }
 
-    /// Sets the rates of a port, and its limits of floods; its queues are polled, for they may wait
-    /// for the old ones.
+    /// Sets the rates of a port, and its limits of floods and of addresses that flap; its queues are
+    /// polled, for they may wait for the old ones.
     pub(super) fn set_rates(&self, state: &PortState, tenant: &Tenant) {
         let (from_peer, to_peer) = tenant.rates();
         state.port.set_rates(from_peer, to_peer);
         state.port.set_storm(tenant.storm());
+        state.port.set_loop_guard(tenant.loop_guard_s());
         for (i, queue) in state.ingress.iter().enumerate() {
             queue.tuning.set_has_rate(from_peer != RateLimits::default());
             self.pool.poll(token(state.port.id, i as u16, false));
@@ -59,7 +60,7 @@ impl System {
         if let Attach::VhostUser(vhost) = &mut state.attach {
             vhost.conf.mac = tenant.mac();
         }
-        let rates = |tenant: &Tenant| (tenant.rates(), tenant.storm());
+        let rates = |t: &Tenant| (t.rates(), t.storm(), t.loop_guard_s());
         let has_other_rates = rates(&state.spec.tuning.tenant) != rates(&tenant);
         state.spec.tuning.tenant = tenant;
         let of =
@@ -67,20 +68,13 @@ impl System {
         let old = of(self.rules.get(usize::from(id.0)).and_then(Option::as_deref));
         let moved = old != of(rules.as_ref());
         self.set_rules(id, rules.clone());
-        if let Some(state) = self.ports.get(name) {
-            set_loop_guard(state);
-        }
+        self.refresh_mirrors();
         if let Some(state) = self.ports.get(name).filter(|_| has_other_rates) {
             self.set_rates(state, &state.spec.tuning.tenant);
         }
         let keeps = |mac, vlan| !moved && rules.as_ref().is_none_or(|r| r.may_own(mac, vlan));
         self.fdb.retain_learned(id, keeps);
     }
-}
-
-/// Sets what happens to addresses that flap to a port.
-pub(super) fn set_loop_guard(state: &PortState) {
-    state.port.set_loop_guard(state.spec.tuning.tenant.loop_guard_s());
 }
 
 /// The rules of a port for `ctl show`: options that differ from the default.

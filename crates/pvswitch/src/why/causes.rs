@@ -57,7 +57,7 @@ const RULES: &str = "the guest uses another address, forwards for others, or spo
 const STORM: &str = "look for a loop or a scan in the guest; if it is wanted, raise storm=";
 const SIZES: &str = "use the same MTU everywhere; with long frames the guest needs MRG_RXBUF";
 
-const FROM: [Cause; 29] = [
+const FROM: [Cause; 30] = [
     cause("drops_runt", "are shorter than their headers", BROKEN),
     cause("drops_too_long", "are above 9234 bytes, or 65,550 with GSO", "lower the guest's MTU"),
     cause("drops_too_many_segs", "are in more than 256 pieces", BROKEN),
@@ -89,6 +89,11 @@ const FROM: [Cause; 29] = [
         "drops_loop_guard",
         "have another port's address as source, and loop-guard=block refuses that",
         "look for a loop behind this port, or a guest that forges addresses: `pvswitch ctl fdb`",
+    ),
+    cause(
+        "drops_mirror_port",
+        "are from a mirror port or for one, which takes copies only",
+        "end the mirror (`pvswitch ctl set PORT mirror-to=none`), or use another port",
     ),
     cause("drops_spoofed_mac", "have a source MAC address that is not in mac=", RULES),
     cause(
@@ -145,7 +150,7 @@ const FROM: [Cause; 29] = [
     cause("drops_storm_unknown", "are for unknown addresses, beyond storm= of the port", STORM),
 ];
 
-const TO: [Cause; 14] = [
+const TO: [Cause; 15] = [
     cause(
         "lost_no_room",
         "of other ports found this guest's receive ring and hold queue full",
@@ -179,6 +184,11 @@ const TO: [Cause; 14] = [
     cause("drops_no_room", "are copies of floods for which there was no room", FULL),
     cause("drops_aged", "are copies of floods that waited 200 ms for a receive buffer", FULL),
     normal("drops_held_down", "were waiting when the guest disconnected", "none"),
+    cause(
+        "drops_mirror",
+        "are copies for this mirror port, for which there was no room",
+        "read it faster, give it a longer ring, or mirror fewer ports or one mirror-direction=",
+    ),
     cause(
         "drops_rate",
         "are beyond its rate-out=",

@@ -119,7 +119,9 @@ impl Forwarder {
         let Some((_, _, len)) = from.backpressure.blocked_on() else {
             return (max, Findings::default());
         };
-        (self.room_for(from, len, max, now), std::mem::take(&mut self.findings))
+        let room = self.room_for(from, len, max, now);
+        self.send_copies(now);
+        (room, std::mem::take(&mut self.findings))
     }
 
     #[cold]
@@ -291,7 +293,7 @@ impl Forwarder {
             self.put(to, egress, &from, &picks, &burst)
         };
         if port.mirror.is_on() {
-            port.mirror.copy(&burst, 0..done, false, now);
+            self.mirror(port, &burst, 0..done, false, now);
         }
         (done, fault)
     }
@@ -370,6 +372,7 @@ impl Forwarder {
             done(at, egress);
         }
         self.set_measures(false);
+        self.send_copies(now);
         std::mem::take(&mut self.findings)
     }
 

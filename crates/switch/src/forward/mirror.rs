@@ -1,9 +1,11 @@
-//! Mirror of a port's frames, for a capture.
+//! Mirror of a port's frames, for a capture and for another port.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, PoisonError};
 
+use super::Span;
+use crate::fdb::PortId;
 use crate::frame::Burst;
 use crate::time::Instant;
 
@@ -18,27 +20,71 @@ pub struct Captured {
     pub bytes: Vec<u8>,
 }
 
-/// Sink for copies of a port's frames during a capture. Costs one load without a capture. A slow
-/// reader loses frames, which are counted, and never slows the switch.
+/// Sinks for copies of a port's frames: a capture, and a mirror port. Costs one load without. A
+/// slow reader loses frames, which are counted, and never slows the switch.
 #[derive(Debug, Default)]
 pub struct Mirror {
-    on: AtomicBool,
+    /// Which there are, and the mirror port; 0: none.
+    state: AtomicU32,
     sink: Mutex<Option<SyncSender<Captured>>>,
     /// Frames lost because the reader was too slow.
     pub lost: AtomicU64,
 }
 
+/// Bits of the state above the mirror port's id.
+const CAPTURE: u32 = 1 << 16;
+const INGRESS: u32 = 1 << 17;
+const EGRESS: u32 = 1 << 18;
+/// The port is a mirror port itself.
+const RESERVED: u32 = 1 << 19;
+const SPAN: u32 = INGRESS | EGRESS | 0xffff;
+
 impl Mirror {
+    fn change(&self, clear: u32, set: u32) {
+        let change = |state: u32| Some(state & !clear | set);
+        let _ = self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+    }
+
     /// Starts a capture, or ends it with `None`.
     pub fn set(&self, sink: Option<SyncSender<Captured>>) {
-        self.on.store(sink.is_some(), Ordering::Relaxed);
+        self.change(CAPTURE, if sink.is_some() { CAPTURE } else { 0 });
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
     }
 
-    /// Whether a capture is active.
+    pub(super) fn set_span(&self, span: Option<Span>) {
+        let bits = span.map_or(0, |Span { to, ingress, egress }| {
+            let way = |on: bool, bit: u32| if on { bit } else { 0 };
+            u32::from(to.0) | way(ingress, INGRESS) | way(egress, EGRESS)
+        });
+        self.change(SPAN, bits);
+    }
+
+    pub(super) fn set_reserved(&self, reserved: bool) {
+        self.change(RESERVED, if reserved { RESERVED } else { 0 });
+    }
+
+    /// Whether frames are copied, or the port is a mirror port.
     #[inline]
     pub fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a capture is active.
+    pub fn is_captured(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & CAPTURE != 0
+    }
+
+    /// Whether the port is a mirror port.
+    #[inline]
+    pub fn is_reserved(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & RESERVED != 0
+    }
+
+    /// The mirror port for frames of this direction.
+    pub(super) fn span(&self, ingress: bool) -> Option<PortId> {
+        let state = self.state.load(Ordering::Relaxed);
+        let way = if ingress { INGRESS } else { EGRESS };
+        (state & way != 0).then_some(PortId(state as u16))
     }
 
     #[cold]
@@ -49,6 +95,9 @@ impl Mirror {
         ingress: bool,
         at: Instant,
     ) {
+        if !self.is_captured() {
+            return;
+        }
         let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_ref() else { return };
         for i in picks {

@@ -73,6 +73,11 @@ impl Forwarder {
         self.slow.measures || egress.is_slow(now)
     }
 
+    /// Whether a slow receiver may get a frame.
+    pub(super) fn may_be_slow(&self, now: Instant) -> bool {
+        now >= self.slow.from
+    }
+
     /// Puts a group to a queue that is slow, or whose deliveries are measured.
     #[cold]
     pub(super) fn put_measured(
@@ -108,7 +113,7 @@ impl Forwarder {
     ) -> (usize, Option<Fault>) {
         let egress = &port.egress[usize::from(group.queue)];
         let (mut done, mut fault) = (0, None);
-        while let Some(pick) = group.picks.get(done).filter(|_| now >= self.slow.from) {
+        while let Some(pick) = group.picks.get(done).filter(|_| self.may_be_slow(now)) {
             let i = usize::from(*pick);
             let bytes = burst.copy_of(i);
             let mut private = Burst::default();

@@ -776,5 +776,6 @@ mod flaps;
 mod granted;
 mod rates;
 mod slow;
+mod span;
 mod storm;
 mod tenants;

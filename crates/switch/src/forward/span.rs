@@ -1,0 +1,188 @@
+//! Copies of a port's frames for another port (SPAN).
+//!
+//! A copy is made in private memory where the frame passes, and delivered once no queue is locked:
+//! the mirror port never delays the mirrored frames, and what it has no room for is dropped. It
+//! gets copies only, and may send nothing: so copies of copies, and loops, do not exist.
+//!
+//! ```text
+//!   ingress ─▶ forward ─▶ egress queue ─▶ guest
+//!      └─ copy ─┐              └─ copy ─┐
+//!               └──────── pending ──────┴─▶ mirror port, or dropped
+//! ```
+
+use std::sync::Arc;
+
+use super::{EgressQueue, Forwarder, Port, Senders};
+use crate::fdb::PortId;
+use crate::frame::{BURST_MAX, Burst};
+use crate::time::Instant;
+use crate::vnet::VnetHdr;
+
+/// Most copies that wait during one burst: each of its frames in both directions, twice.
+const COPIES_MAX: usize = 4 * BURST_MAX;
+/// Most bytes of these, together.
+const BYTES_MAX: usize = 1 << 20;
+
+/// Where copies of a port's frames go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The mirror port.
+    pub to: PortId,
+    /// Frames from the port into the switch.
+    pub ingress: bool,
+    /// Frames out of the switch to the port.
+    pub egress: bool,
+}
+
+/// Copies that wait until no queue is locked.
+#[derive(Default)]
+pub(super) struct Copies {
+    frames: Vec<(PortId, Box<[u8]>, VnetHdr)>,
+    bytes: usize,
+    /// Number of copies not made, as too many waited, for each mirror port.
+    lost: Vec<(PortId, u64)>,
+}
+
+impl Copies {
+    /// Copies `picks` of `burst` for a mirror port.
+    #[cold]
+    pub fn add(&mut self, to: PortId, burst: &Burst<'_>, picks: impl Iterator<Item = usize>) {
+        for i in picks.filter(|i| !burst.is_excluded(*i)) {
+            let len = burst.frames[i].len as usize;
+            if self.frames.len() == COPIES_MAX || self.bytes + len > BYTES_MAX {
+                self.lose(to, 1);
+                continue;
+            }
+            self.bytes += len;
+            self.frames.push((to, burst.copy_of(i), burst.frames[i].hdr));
+        }
+    }
+
+    fn lose(&mut self, to: PortId, n: u64) {
+        match self.lost.iter_mut().find(|(port, _)| *port == to) {
+            Some((_, lost)) => *lost += n,
+            None => self.lost.push((to, n)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.frames.is_empty() && self.lost.is_empty()
+    }
+}
+
+impl Port {
+    /// Copies its frames to another port; `None`: no longer. That port must be
+    /// [reserved](Self::set_reserved).
+    pub fn set_span(&self, span: Option<Span>) {
+        self.mirror.set_span(span);
+    }
+
+    /// Reserves it for copies: it gets no other frames, and its own are dropped.
+    pub fn set_reserved(&self, reserved: bool) {
+        self.mirror.set_reserved(reserved);
+    }
+}
+
+impl Forwarder {
+    /// Records the frames of a port for its capture and its mirror port.
+    #[cold]
+    pub(super) fn mirror(
+        &mut self,
+        port: &Port,
+        burst: &Burst<'_>,
+        picks: impl Iterator<Item = usize> + Clone,
+        ingress: bool,
+        now: Instant,
+    ) {
+        port.mirror.copy(burst, picks.clone(), ingress, now);
+        if let Some(to) = port.mirror.span(ingress) {
+            self.copies.add(to, burst, picks);
+        }
+    }
+
+    /// Delivers pending copies. No queue may be locked.
+    #[inline]
+    pub(super) fn send_copies(&mut self, now: Instant) {
+        if !self.copies.is_empty() {
+            self.send_pending(now);
+        }
+    }
+
+    #[cold]
+    fn send_pending(&mut self, now: Instant) {
+        let table = Arc::clone(&self.table);
+        let Copies { frames, lost, .. } = std::mem::take(&mut self.copies);
+        let mut rest = &frames[..];
+        while let Some((to, ..)) = rest.first() {
+            let same = rest.iter().take(BURST_MAX).take_while(|(port, ..)| port == to).count();
+            let (now_sent, later) = rest.split_at(same);
+            rest = later;
+            if let Some(port) = table.get(usize::from(to.0)).and_then(Option::as_ref) {
+                self.send_to_mirror(port, now_sent, now);
+            }
+        }
+        for (to, n) in lost {
+            let port = table.get(usize::from(to.0)).and_then(Option::as_ref);
+            if let Some(egress) = port.and_then(|port| port.egress.first()) {
+                // Counters have one writer at a time: the holder of the queue.
+                let _queue = egress.lock();
+                egress.stats.drops_mirror.add(n);
+            }
+        }
+    }
+
+    /// Puts a burst of copies into the first queue of a mirror port; what does not fit is dropped.
+    fn send_to_mirror(
+        &mut self,
+        port: &Port,
+        frames: &[(PortId, Box<[u8]>, VnetHdr)],
+        now: Instant,
+    ) {
+        let Some(egress) = port.egress.first() else { return };
+        let mut burst = Burst::default();
+        frames.iter().for_each(|(_, bytes, hdr)| burst.push_private(bytes, *hdr));
+        burst.snapshot();
+        let picks: Vec<u16> = (0..frames.len() as u16).collect();
+        let mut queue = egress.lock();
+        if port.active() == 0 {
+            egress.stats.drops_down.add(frames.len() as u64);
+            return;
+        }
+        let senders = vec![None; frames.len()];
+        let from = Senders::Held(&senders);
+        let (done, fault) = if egress.is_slow(now) && !self.may_be_slow(now) {
+            (0, None)
+        } else if self.is_measured(egress, now) {
+            // One frame, if its peer's memory made deliveries long.
+            let picks = if egress.is_slow(now) { &picks[..1] } else { &picks[..] };
+            self.measured((port.id, 0), egress, &burst, now, |this| {
+                this.put(&mut *queue, egress, &from, picks, &burst)
+            })
+        } else {
+            self.put(&mut *queue, egress, &from, &picks, &burst)
+        };
+        queue.flush();
+        egress.stats.mirrored.add(done as u64);
+        egress.stats.drops_mirror.add((frames.len() - done) as u64);
+        if done > 0 {
+            self.notify_mirror(port, egress, &mut *queue, (done, done < frames.len()), now);
+        }
+        drop(queue);
+        if let Some(fault) = fault {
+            self.record_fault(port, fault);
+        }
+    }
+
+    fn notify_mirror(
+        &mut self,
+        port: &Port,
+        egress: &EgressQueue,
+        queue: &mut dyn crate::port::Egress,
+        (done, full): (usize, bool),
+        now: Instant,
+    ) {
+        if let Some(at) = egress.notify(queue, done, full, now) {
+            self.schedule_notify(at, port.id, 0);
+        }
+    }
+}
