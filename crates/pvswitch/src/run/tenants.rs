@@ -24,7 +24,7 @@ impl System {
         self.pool.set_tenants(&Tenants::new(self.rules.clone()));
     }
 
-    /// Sets the rates of a port, and its limits of floods and of addresses that flap; its queues are
+    /// Sets the rates of a port, and its limits of floods and of flapping addresses; its queues are
     /// polled, for they may wait for the old ones.
     pub(super) fn set_rates(&self, state: &PortState, tenant: &Tenant) {
         let (from_peer, to_peer) = tenant.rates();
