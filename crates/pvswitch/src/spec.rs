@@ -438,7 +438,10 @@ mod tests {
         for kind in ["vhost-user:/tmp/a", "tap:t0", "xen:auto", "xen-local:/tmp/a", "null"] {
             let near = error(&format!("a={kind},limit-mapings=4"));
             assert!(near.contains("(did you mean 'limit-mappings'?); known: "), "{near}");
-            assert!(near.contains("burst-storm, limit-mapped-bytes, limit-mappings,"), "{near}");
+            assert!(
+                near.contains("mirror-direction, limit-mapped-bytes, limit-mappings,"),
+                "{near}"
+            );
             let range = error(&format!("a={kind},limit-mappings=4K"));
             assert!(range.contains("limit-mappings=4K: use 0 to 1000000000"), "{range}");
             let queue = error(&format!("a={kind},limit-mappings/0=4"));

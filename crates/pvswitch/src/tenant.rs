@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(tenant.rules().is_some(), alone, "{name}");
             assert_eq!(shown(&tenant), format!("{name}={text} "), "as it was given");
         }
-        assert_eq!(TENANT.len(), 17);
+        assert_eq!(TENANT.len(), 21);
         assert!(Tenant::default().rules().is_none());
     }
 

@@ -38,6 +38,8 @@ const INGRESS: Way = Way {
         ("holds", "Frames held because their destination was full."),
         ("pauses", "Bursts not taken because the only destination was full."),
         ("rate_waits", "Times the queue was left until its rate-in permits more."),
+        ("mac_moves", "Addresses that moved here from another port, or were refused to."),
+        ("mac_flaps", "Times an address began to flap to this port."),
     ],
     gauges: &[
         ("worker", "Number of the worker that serves the queue."),
@@ -62,6 +64,7 @@ const EGRESS: Way = Way {
         ("lost_slow", "Frames of senders lost because page faults in its memory are slow."),
         ("served_ns", "Worker time spent on delivering held frames."),
         ("contended", "Times the queue's lock was held by another worker."),
+        ("mirrored", "Copies of other ports' frames, delivered to this mirror port."),
         ("segmented", "Frames created by segmentation in software."),
         ("checksummed", "Frames whose checksum was computed in software."),
     ],
