@@ -15,6 +15,7 @@ mod requests;
 mod rights;
 mod setup;
 mod sockets;
+mod stalls;
 mod takeover;
 mod tenants;
 mod upgrade;
@@ -34,7 +35,7 @@ use api::{Config, PORTS_MAX};
 use os::{Epoll, Listener};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source, Table};
+use switch::forward::{EgressQueue, Mode, Port, PortEvent, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
@@ -146,25 +147,6 @@ impl PortState {
             Attach::Xen(xen) => Some(&xen.log),
             Attach::Tap(_) | Attach::Null => None,
         }
-    }
-
-    /// Logs that a queue's receiver stalled, or (false) recovered.
-    fn log_stall(&self, queue: u16, begins: bool) {
-        let Some(log) = self.log() else { return };
-        if begins {
-            let s = STARVED_AFTER.times(Ns::from_secs(1));
-            log.warn(format_args!(
-                "queue {queue}: receiver stalled: its driver has posted no buffers for {s} s"
-            ));
-        } else {
-            log.info(format_args!("queue {queue}: receiver recovered: buffers are posted again"));
-        }
-    }
-
-    /// How long each stalled queue has been without buffers, in seconds.
-    fn stalled_s(&self, now: time::Instant) -> Vec<u64> {
-        let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_for(now));
-        stalled.map(|time| time.times(Ns::from_secs(1))).collect()
     }
 
     /// Number of frames held because its queues are full.
