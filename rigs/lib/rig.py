@@ -21,12 +21,14 @@ Exit status: 0 passed, 1 failed, 2 misused, 77 skipped (the last line then says 
 import argparse
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -230,6 +232,27 @@ def wait_for(what, condition, timeout_s=30, every_s=0.05):
 def wait_socket(path, timeout_s=20):
     """Waits until a Unix socket exists. Does not connect: a vhost-user back-end serves one peer only."""
     wait_for(f"socket {path}", lambda: os.path.exists(path), timeout_s)
+
+
+class Control(http.client.HTTPConnection):
+    """A connection to the control socket of a switch, kept open: a request starts no process."""
+
+    def __init__(self, path, timeout_s=20):
+        super().__init__("localhost", timeout=timeout_s)
+        self.path = str(path)
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+    def get(self, path):
+        self.request("GET", path)
+        response = self.getresponse()
+        reply = json.loads(response.read())
+        if response.status != 200:
+            raise Failure(f"{path}: {reply['detail']}")
+        return reply
 
 
 def wait_port(port, netns=None, timeout_s=20):

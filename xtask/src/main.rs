@@ -22,7 +22,8 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask ci [STEP...]    runs all steps of CI, or those named
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
-       cargo xtask settings        writes the tables of docs/settings.md and docs/config.schema.json
+       cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
+                                   docs/openapi.json
        cargo xtask static          builds static programs, with musl, and checks that they are
        cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
@@ -97,13 +98,16 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Rewrites the tables of settings, and the JSON Schema of the file.
+/// Rewrites the tables of settings, the JSON Schema of the file, and the description of the control
+/// socket.
 fn settings(root: &Path) -> Result<(), String> {
     let path = root.join(tidy::SETTINGS);
     let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
     std::fs::write(path, api::docs::fill(&text)?).map_err(|error| error.to_string())?;
     let path = root.join(api::json_schema::PATH);
-    std::fs::write(path, api::json_schema::text()).map_err(|error| error.to_string())
+    std::fs::write(path, api::json_schema::text()).map_err(|error| error.to_string())?;
+    let path = root.join(api::openapi::PATH);
+    std::fs::write(path, api::openapi::text()).map_err(|error| error.to_string())
 }
 
 /// The folder of the workspace.

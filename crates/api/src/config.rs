@@ -17,11 +17,11 @@ use serde::Serialize;
 
 pub use self::diff::{Diff, PortDiff, SettingDiff};
 pub use self::text::ConfigText;
+pub(crate) use self::toml::quoted;
 use crate::near::did_you_mean;
 use crate::port::{Given, PortText};
-use crate::schema::Value;
 use crate::schema::port::Kind;
-use crate::set::Change;
+use crate::schema::{Change, Value};
 use crate::{Settings, mac};
 
 /// Most ports of one switch.

@@ -1,192 +1,15 @@
-//! The control socket: one JSON object per line, each way, over a Unix stream socket.
-//!
-//! ```text
-//!   → {"cmd":"stats"}                         ← {"ok":true, ...}
-//!   → {"cmd":"add-port","port":"b=null"}      ← {"ok":false,"error":"..."}
-//! ```
-//! The reply to `capture` is one such line and then the pcapng stream.
-//!
-//! The switch supports all requests, `nic` and `gen` some of them.
+//! The control socket: where it is, and requests to it.
 
-use std::fmt::Display;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// A request.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "cmd", rename_all = "kebab-case")]
-pub enum Request {
-    /// Returns ports, their state and negotiated features.
-    Show,
-    /// Returns all counters.
-    Stats,
-    /// Adds a port, as `--port` does.
-    AddPort {
-        /// `NAME=KIND:ARG[,key=value]...`
-        port: String,
-    },
-    /// Removes a port.
-    DelPort {
-        /// Its name.
-        name: String,
-    },
-    /// Lists known addresses.
-    Fdb,
-    /// Sets a static address.
-    FdbAdd {
-        /// `02:00:00:00:00:01`
-        mac: String,
-        /// Port name.
-        port: String,
-        /// VLAN id, 0 for untagged.
-        #[serde(default)]
-        vlan: u16,
-    },
-    /// Removes an address.
-    FdbDel {
-        /// `02:00:00:00:00:01`
-        mac: String,
-        /// VLAN id, 0 for untagged.
-        #[serde(default)]
-        vlan: u16,
-    },
-    /// Copies a port's frames to this connection as pcapng.
-    Capture {
-        /// Port name.
-        port: String,
-    },
-    /// Changes settings at run time.
-    Set {
-        /// Port, or `PORT/QUEUE`; none: the whole switch.
-        #[serde(default)]
-        target: Option<String>,
-        /// `KEY=VALUE` each.
-        settings: Vec<String>,
-    },
-    /// Stops or resumes taking frames from a port. The reply is immediate; repeat the request
-    /// until the port is drained.
-    Drain {
-        /// Its name.
-        name: String,
-        /// Resume.
-        #[serde(default)]
-        off: bool,
-    },
-    /// Reads the configuration file again and applies what differs.
-    Reload {
-        /// Only reports what differs.
-        #[serde(default)]
-        dry_run: bool,
-    },
-    /// Hands the switch to a new process, without an interruption that guests notice.
-    Upgrade {
-        /// Path of the program; none: that of the running switch.
-        #[serde(default)]
-        program: Option<PathBuf>,
-    },
-    /// Returns the running configuration as a file.
-    Config,
-    /// Stops the switch.
-    Shutdown,
-}
-
-impl Request {
-    /// Names of requests that change nothing, and show no frames.
-    pub const READS: [&str; 3] = ["show", "stats", "fdb"];
-
-    /// Whether it changes the switch, or shows frames of guests: more than reading its state.
-    pub fn changes(&self) -> bool {
-        !Self::READS.contains(&&*self.name())
-    }
-
-    /// Whether only the switch's user and root may make it: it runs a program with the switch's
-    /// rights.
-    pub fn is_for_owner(&self) -> bool {
-        matches!(self, Self::Upgrade { .. })
-    }
-
-    /// Its name on the wire.
-    pub fn name(&self) -> String {
-        let value = serde_json::to_value(self).unwrap_or_default();
-        value["cmd"].as_str().unwrap_or_default().into()
-    }
-}
-
-/// Longest request.
-pub const REQUEST_MAX: usize = 4096;
-
-/// Result of reading from a client.
-pub enum Received {
-    /// A request.
-    Request(Request),
-    /// A line that is not a request, and why; the client may continue.
-    Unknown(String),
-    /// Not a line; reply with [`MALFORMED`] and close.
-    Malformed,
-    /// Nothing yet.
-    Nothing,
-    /// The client closed the connection.
-    Closed,
-}
-
-/// Reads one line from a nonblocking client.
-pub fn receive(client: &mut BufReader<UnixStream>) -> Received {
-    match client.fill_buf() {
-        Ok([]) => Received::Closed,
-        Ok(buffered) => match buffered.iter().position(|b| *b == b'\n') {
-            Some(end) => {
-                let request = serde_json::from_slice(&buffered[..end]);
-                client.consume(end + 1);
-                let unknown = |error| Received::Unknown(format!("unknown request: {error}"));
-                request.map_or_else(unknown, Received::Request)
-            }
-            // Partial lines are not awaited: a request is far shorter than one write.
-            None => Received::Malformed,
-        },
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Received::Nothing,
-        Err(_) => Received::Closed,
-    }
-}
-
-/// The reply for a result.
-pub fn reply<E: Display>(result: Result<Value, E>) -> Value {
-    match result {
-        Ok(mut value) => {
-            value["ok"] = true.into();
-            value
-        }
-        Err(error) => failure(&error.to_string()),
-    }
-}
-
-/// The reply for an error.
-pub fn failure(error: &str) -> Value {
-    json!({ "ok": false, "error": error })
-}
-
-/// Error text for [`Received::Malformed`].
-pub const MALFORMED: &str = "request is not one line of JSON";
-
-/// A reply as bytes of the stream.
-pub fn line(reply: &Value) -> Vec<u8> {
-    let mut line = reply.to_string();
-    line.push('\n');
-    line.into_bytes()
-}
-
-/// Writes a reply.
-///
-/// # Errors
-/// The stream does not accept all of it.
-pub fn write(mut client: &UnixStream, reply: &Value) -> std::io::Result<()> {
-    client.write_all(&line(reply))
-}
+use crate::http::{self, Stream};
+use crate::problem::Problem;
+use crate::request::Request;
+use crate::routes::to_http;
 
 /// Directory of the machine's switch: made by root, or by systemd (`RuntimeDirectory=pvswitch`).
 pub const SYSTEM_DIR: &str = "/run/pvswitch";
@@ -304,9 +127,9 @@ pub enum ControlError {
     /// The reply is malformed.
     #[error("the switch's answer is not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// The switch refused the request.
+    /// The request was refused.
     #[error("{0}")]
-    Refused(String),
+    Refused(Box<Problem>),
 }
 
 /// Refuses a socket of another user, whose replies cannot be trusted. Root may use any user's
@@ -333,30 +156,80 @@ fn is_for_our_group(path: &Path) -> bool {
     })
 }
 
-/// Sends one request; returns the reply, and the connection.
+impl ControlError {
+    /// The status of a refusal.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused(problem) => Some(problem.status),
+            _ => None,
+        }
+    }
+
+    /// A refusal by the client itself: what it asked for is not in the reply.
+    pub fn missing(detail: impl Into<String>) -> Self {
+        Self::Refused(Problem::new(404, detail, "see the list of ports").into())
+    }
+}
+
+/// A connection to a switch, or to a guest.
+#[derive(Debug)]
+pub struct Client(http::Client);
+
+impl Client {
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    /// There is no switch, or it is another user's.
+    pub fn connect(path: &Path) -> Result<Self, ControlError> {
+        let stream = UnixStream::connect(path)
+            .map_err(|error| ControlError::Connect { path: path.into(), error })?;
+        check_owner(path, &stream)?;
+        Ok(Self(http::Client::new(stream)?))
+    }
+
+    /// The connection.
+    pub fn stream(&self) -> &UnixStream {
+        self.0.stream()
+    }
+
+    /// Sends a request and returns the reply: null if it has no content.
+    ///
+    /// # Errors
+    /// The request was refused, or the connection failed.
+    pub fn call(&mut self, request: &Request) -> Result<Value, ControlError> {
+        let (method, target, body) = to_http(request);
+        let (status, body) = self.0.call(method, &target, body.as_ref())?;
+        match status {
+            200..300 if body.is_empty() => Ok(Value::Null),
+            200..300 => Ok(serde_json::from_slice(&body)?),
+            status => Err(refused(status, &body)),
+        }
+    }
+
+    /// Sends a request whose reply is a stream, and returns the stream.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn open(self, request: &Request) -> Result<Stream, ControlError> {
+        let (method, target, _) = to_http(request);
+        self.0.open(method, &target)?.map_err(|(status, body)| refused(status, &body))
+    }
+}
+
+fn refused(status: u16, body: &[u8]) -> ControlError {
+    let unknown = || {
+        let text = String::from_utf8_lossy(body);
+        Problem::new(status, format!("refused with HTTP status {status}: {text}"), "")
+    };
+    ControlError::Refused(serde_json::from_slice(body).unwrap_or_else(|_| unknown()).into())
+}
+
+/// Sends one request; returns the reply.
 ///
 /// # Errors
 /// There is no switch, or it refused the request.
-pub fn call(
-    path: &Path,
-    request: &Request,
-) -> Result<(Value, BufReader<UnixStream>), ControlError> {
-    let stream = UnixStream::connect(path)
-        .map_err(|error| ControlError::Connect { path: path.into(), error })?;
-    check_owner(path, &stream)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
-    (&stream).write_all(line.as_bytes())?;
-    let mut reader = BufReader::new(stream);
-    let mut reply = String::new();
-    reader.read_line(&mut reply)?;
-    let reply: Value = serde_json::from_str(&reply)?;
-    if reply["ok"] == Value::Bool(true) {
-        return Ok((reply, reader));
-    }
-    let error = reply["error"].as_str().unwrap_or("no reason given");
-    Err(ControlError::Refused(error.into()))
+pub fn call(path: &Path, request: &Request) -> Result<Value, ControlError> {
+    Client::connect(path)?.call(request)
 }
 
 #[cfg(test)]
@@ -364,16 +237,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-
-    #[test]
-    fn requests_that_show_frames_or_are_new_need_the_right_to_change() {
-        let reads = [Request::Show, Request::Stats, Request::Fdb];
-        assert!(reads.iter().all(|request| !request.changes()));
-        let port = "a".to_string();
-        assert!(Request::Capture { port: port.clone() }.changes());
-        assert!(Request::Drain { name: port.clone(), off: false }.changes());
-        assert!(Request::FdbDel { mac: port, vlan: 0 }.changes() && Request::Shutdown.changes());
-    }
 
     #[test]
     fn the_default_path_is_in_a_directory_of_its_user_alone() {

@@ -19,6 +19,7 @@
 //! ```
 //! All errors of all files are collected, each with file, line and column.
 
+mod json;
 mod read;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,9 @@ use crate::near::nearest;
 use crate::port::{Given, PortText, check_name, kind, option};
 use crate::schema::port::{KINDS, KINDS_LATER, Kind};
 use crate::schema::{self, Entry, Type, Value, run};
+
+pub use self::json::Invalid;
+pub(crate) use self::json::setting;
 
 /// Most errors that are reported.
 const PROBLEMS_MAX: usize = 20;

@@ -9,6 +9,7 @@ use crate::queues::QUEUES_MAX;
 use crate::schema::policy::{Args, FORMS};
 use crate::schema::port::{KINDS, Kind, KindEntry};
 use crate::schema::{self, Choice, Entry, Type, run};
+use crate::set::Target;
 
 /// Where the committed copy is.
 pub const PATH: &str = "docs/config.schema.json";
@@ -16,7 +17,35 @@ pub const PATH: &str = "docs/config.schema.json";
 /// Pattern of a MAC address.
 const MAC: &str = "[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}";
 /// Pattern of a port's name.
-const NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$";
+pub(crate) const NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$";
+
+/// Schemas of settings that can be changed at run time, by the name of the object they are of.
+pub(crate) fn changes() -> [(&'static str, Value); 4] {
+    let of_port = KINDS.iter().flat_map(|kind| Target::Port("", kind.kind).known());
+    let of_queue = of_port.clone().filter(|entry| entry.live == schema::Live::Queue);
+    [
+        ("PortSettings", object(of_port)),
+        ("QueueSettings", object(of_queue)),
+        ("Settings", object(Target::Switch.known().into_iter())),
+        ("PairSettings", object(Target::Driver.known().into_iter())),
+    ]
+}
+
+/// An object of at least one of these settings.
+fn object(entries: impl Iterator<Item = &'static Entry>) -> Value {
+    let mut properties = Map::new();
+    for entry in entries {
+        let mut value = of_type(&entry.value);
+        describe(&mut value, entry);
+        // A missing setting stays as it is.
+        value.as_object_mut().map(|value| value.remove("default"));
+        properties.insert(entry.name.into(), value);
+    }
+    json!({
+        "type": "object", "properties": properties, "additionalProperties": false,
+        "minProperties": 1,
+    })
+}
 
 /// The schema.
 pub fn schema() -> Value {

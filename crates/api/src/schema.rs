@@ -72,6 +72,15 @@ pub struct Entry {
     pub more: &'static str,
 }
 
+/// One change of a setting at run time.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The setting.
+    pub entry: &'static Entry,
+    /// Its new value.
+    pub value: Value,
+}
+
 impl Entry {
     /// A setting of all kinds of port, given anywhere, not changed at run time.
     pub const fn new(

@@ -1,9 +1,13 @@
-//! Changes by `ctl set`: `KEY=VALUE...` of the switch, a port, one of its queues, or a guest
-//! (`nic`, `gen`).
+//! Changes by `ctl set`: settings of the switch, a port, one of its queues, or a guest (`nic`,
+//! `gen`).
 
+use serde_json::{Map, Value as Json};
+
+use crate::file::{Invalid, setting};
 use crate::near::did_you_mean;
+pub use crate::schema::Change;
 use crate::schema::port::Kind;
-use crate::schema::{Entry, Live, Value, driver, port, run};
+use crate::schema::{Entry, Live, driver, port, run};
 
 /// Target of a change.
 #[derive(Clone, Copy, Debug)]
@@ -18,15 +22,6 @@ pub enum Target<'a> {
     Driver,
 }
 
-/// One change.
-#[derive(Clone, Debug)]
-pub struct Change {
-    /// The setting.
-    pub entry: &'static Entry,
-    /// Its new value.
-    pub value: Value,
-}
-
 impl Target<'_> {
     fn table(self) -> Vec<&'static Entry> {
         match self {
@@ -37,38 +32,39 @@ impl Target<'_> {
     }
 
     /// Settings that can be changed, of this target or of its port.
-    fn known(self) -> Vec<&'static Entry> {
+    pub(crate) fn known(self) -> Vec<&'static Entry> {
         self.table().into_iter().filter(|entry| entry.live != Live::No).collect()
     }
 }
 
-/// Parses a list of `KEY=VALUE`.
+/// Parses settings by name.
 ///
 /// # Errors
-/// One is invalid, or there is none; the error, of the first, says what to write.
-pub fn changes(target: Target<'_>, settings: &[String]) -> Result<Vec<Change>, String> {
+/// One is invalid, or there is none; the error says what to write.
+pub fn changes(target: Target<'_>, settings: &Map<String, Json>) -> Result<Vec<Change>, Invalid> {
     if settings.is_empty() {
         let known: Vec<_> = target.known().iter().map(|entry| entry.name).collect();
-        return Err(format!("no setting given: use KEY=VALUE; known here: {}", known.join(", ")));
+        let what = format!("no setting given: use KEY=VALUE; known here: {}", known.join(", "));
+        return Err(Invalid::whole(what));
     }
-    settings.iter().map(|setting| change(target, setting)).collect()
+    settings.iter().map(|(key, value)| change(target, key, value)).collect()
 }
 
-fn change(target: Target<'_>, setting: &str) -> Result<Change, String> {
-    let (key, value) = setting.split_once('=').ok_or(format!("'{setting}': use KEY=VALUE"))?;
+fn change(target: Target<'_>, key: &str, value: &Json) -> Result<Change, Invalid> {
     let known = target.known();
     let Some(entry) = known.iter().find(|entry| entry.name == key) else {
-        return Err(unknown(target, key, value, &known));
+        return Err(Invalid::new(key, unknown(target, key, value, &known)));
     };
     if let (Target::Queue(port, _), Live::Whole) = (target, entry.live) {
-        return Err(format!(
-            "{key} is a setting of the port, not of a queue: use set {port} {key}=N"
-        ));
+        let what =
+            format!("{key} is a setting of the port, not of a queue: use set {port} {key}=N");
+        return Err(Invalid::new(key, what));
     }
-    Ok(Change { entry, value: entry.parse(value)? })
+    let value = entry.parse(&setting(entry, key, value)?);
+    Ok(Change { entry, value: value.map_err(|what| Invalid::new(key, what))? })
 }
 
-fn unknown(target: Target<'_>, key: &str, value: &str, known: &[&'static Entry]) -> String {
+fn unknown(target: Target<'_>, key: &str, value: &Json, known: &[&'static Entry]) -> String {
     if let Some((word, queue)) = key.split_once('/')
         && let Some(entry) = target.table().into_iter().find(|entry| entry.name == word)
         && entry.live != Live::No
@@ -78,10 +74,12 @@ fn unknown(target: Target<'_>, key: &str, value: &str, known: &[&'static Entry])
             Target::Switch => "PORT/".into(),
             Target::Driver => String::new(),
         };
+        let value = value.as_str().map_or_else(|| value.to_string(), Into::into);
         return format!("'{key}': for one queue use set {of}{queue} {word}={value}");
     }
     let hint = did_you_mean(key, known.iter().map(|entry| entry.name));
     let known: Vec<_> = known.iter().map(|entry| entry.name).collect();
+    let key = key.escape_debug();
     format!("unknown setting '{key}'{hint}; known here: {}", known.join(", "))
 }
 

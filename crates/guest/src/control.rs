@@ -5,17 +5,18 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::BufReader;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use api::PerQueue;
-use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, receive, reply, write};
+use api::file::Invalid;
+use api::http::{Incoming, Received, Response, Session};
+use api::routes::{Routed, Server as Side, methods, route};
 use api::set::{Change, Target, changes};
+use api::{PerQueue, Problem, Request};
 use os::{Carries, Epoll, Listener, Permissions};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use switch::poll::Policy;
 use switch::time::{Instant, Ns};
 
@@ -26,6 +27,8 @@ use crate::settings::policy;
 
 /// Most clients at once; others wait.
 const CLIENTS_MAX: usize = 16;
+/// Most requests of one client in a row.
+const IN_A_ROW: usize = 8;
 /// Interval at which a guest that never sleeps serves clients.
 const SERVE_INTERVAL: Ns = Ns::from_ms(10);
 /// Back-off after a failed accept.
@@ -51,7 +54,7 @@ struct Server {
     listens_at: Instant,
     /// When clients are served next, even if none ended a sleep.
     serves_at: Instant,
-    clients: HashMap<u64, BufReader<UnixStream>>,
+    clients: HashMap<u64, Session>,
     next_token: u64,
     /// Policies changed so far; they are applied after a reconnect.
     poll: PerQueue<Policy>,
@@ -154,7 +157,7 @@ impl Server {
         let token = self.next_token;
         self.next_token += 1;
         if epoll.add(stream.as_fd(), token).is_ok() {
-            self.clients.insert(token, BufReader::with_capacity(REQUEST_MAX, stream));
+            self.clients.insert(token, Session::new(stream));
             self.listen(epoll, now);
         }
     }
@@ -162,39 +165,56 @@ impl Server {
     /// Serves a client. One that does not read its reply is disconnected: frames must not wait.
     fn serve(&mut self, token: u64, mut guest: Option<&mut Guest>) {
         let Some(mut client) = self.clients.remove(&token) else { return };
-        loop {
-            let (answer, continues) = match receive(&mut client) {
-                Received::Request(request) => {
-                    (reply(self.respond(&request, guest.as_deref_mut())), true)
-                }
-                Received::Unknown(why) => (failure(&why), true),
-                Received::Malformed => (failure(MALFORMED), false),
+        for _ in 0..IN_A_ROW {
+            let response = match client.receive() {
+                Received::Request(incoming) => match route(Side::Guest, &incoming) {
+                    Ok(routed) => self.respond(&routed, guest.as_deref_mut()),
+                    Err(problem) => self.refusal(problem, &incoming),
+                },
+                // Its reply is written.
+                Received::Invalid(_) => continue,
                 Received::Nothing => break,
                 Received::Closed => return,
             };
-            if write(client.get_ref(), &answer).is_err() || !continues {
-                // Closing the descriptor removes it from the epoll set.
+            // Closing the descriptor removes it from the epoll set.
+            if !client.reply(&response) || client.unread() > 0 {
                 return;
             }
-            if client.buffer().is_empty() {
-                break;
-            }
         }
-        self.clients.insert(token, client);
+        // One that sends more ahead of its replies is not awaited.
+        if !client.has_more() {
+            self.clients.insert(token, client);
+        }
     }
 
-    fn respond(&mut self, request: &Request, guest: Option<&mut Guest>) -> Result<Value, String> {
-        match request {
+    /// The reply to a request that no operation of a guest is for.
+    fn refusal(&self, mut problem: Problem, incoming: &Incoming) -> Response {
+        if problem.field.as_deref() == Some("path") {
+            let (at, who) = (self.listener.path().display(), self.who);
+            let remedy = "ask it for stats, or set [QUEUE] poll=POLICY kick=POLICY";
+            problem.detail += &format!("; {at} is that of pvswitch {who}: {remedy}");
+            problem.remedy = remedy.into();
+        }
+        let mut response = Response::from(&problem);
+        if problem.status == 405
+            && let Some(methods) = methods(Side::Guest, &incoming.target)
+        {
+            response.headers.push(("Allow", methods));
+        }
+        response
+    }
+
+    fn respond(&mut self, routed: &Routed, guest: Option<&mut Guest>) -> Response {
+        let result = match &routed.request {
             Request::Stats => Ok(self.stats(guest)),
-            Request::Set { target, settings } => self.set(target.as_deref(), settings, guest),
-            other => {
-                let (what, at) = (other.name(), self.listener.path().display());
-                Err(format!(
-                    "'{what}' is for a switch, and {at} is the socket of a guest (pvswitch {}): \
-                     ask it for stats, or set [QUEUE] poll=POLICY kick=POLICY",
-                    self.who
-                ))
-            }
+            Request::Set { settings } => self.set(None, settings, guest),
+            Request::SetPair { queue, settings } => self.set(Some(*queue), settings, guest),
+            // The table has no other operation of guests.
+            _ => Ok(api::openapi::document(Side::Guest)),
+        };
+        match result {
+            Ok(value) => routed.operation.respond(&value),
+            Err(problem) => Response::from(&problem),
         }
     }
 
@@ -212,21 +232,25 @@ impl Server {
     /// Changes policies: all of them, or none if one is invalid.
     fn set(
         &mut self,
-        target: Option<&str>,
-        settings: &[String],
+        queue: Option<u16>,
+        settings: &Map<String, Value>,
         guest: Option<&mut Guest>,
-    ) -> Result<Value, String> {
-        let number = |queue: &str| {
-            let last = self.queues - 1;
-            let number = queue.parse().ok().filter(|n| *n <= usize::from(last));
-            number.ok_or_else(|| match last {
+    ) -> Result<Value, Problem> {
+        let last = self.queues - 1;
+        if let Some(queue) = queue.filter(|queue| *queue > last) {
+            let detail = match last {
                 0 => format!("'{queue}': there is one queue pair, number 0"),
                 _ => format!("'{queue}': name a queue pair, 0 to {last}, or none for all of them"),
-            })
-        };
-        let queue = target.map(number).transpose()?;
+            };
+            return Err(Problem::new(404, detail, format!("use 0 to {last}")).at("path.queue"));
+        }
+        let queue = queue.map(usize::from);
         let (mut poll, mut kick) = (None, None);
-        for Change { entry, value } in changes(Target::Driver, settings)? {
+        let invalid = |Invalid { key, what }: Invalid| {
+            let at = key.map_or_else(|| "body".into(), |key| format!("body.{key}"));
+            Problem::new(422, what, "use a policy as in docs/settings.md").at(at)
+        };
+        for Change { entry, value } in changes(Target::Driver, settings).map_err(invalid)? {
             let to = if entry.name == "poll" { &mut poll } else { &mut kick };
             *to = value.text().map(policy);
         }
@@ -240,6 +264,6 @@ impl Server {
         if let Some(guest) = guest {
             guest.set_policies(queue, poll, kick);
         }
-        Ok(json!({}))
+        Ok(Value::Null)
     }
 }

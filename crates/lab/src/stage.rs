@@ -11,7 +11,6 @@
 //! dropping a [`Process`] kills it, and a namespace ends with its last process. Errors include the
 //! end of the log of the process concerned.
 
-mod control;
 mod cpu;
 mod datagrams;
 mod guest;
@@ -30,7 +29,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tempfile::TempDir;
 
-pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
 pub use self::datagrams::Datagrams;
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use api::control::{ControlError, Request, call, default_path};
+use api::Request;
+use api::control::{ControlError, call, default_path};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::ports;
@@ -70,7 +71,7 @@ impl Settings {
 
     /// Sends a request to the switch.
     pub fn call(&self, request: &Request) -> Result<Value, ControlError> {
-        Ok(call(&self.control()?, request)?.0)
+        call(&self.control()?, request)
     }
 
     /// Path of the control socket.

@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use api::control::Request;
+use api::Request;
 use serde_json::{Value, json};
 
 use crate::attachment::{Attachment, Settings, check_interface, check_netns, configure};

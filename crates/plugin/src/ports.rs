@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use api::control::{ControlError, Request};
-use api::{Config, PortText};
+use api::control::ControlError;
+use api::{Config, PortText, Request};
 use rustix::fs::{FlockOperation, Mode, OFlags, Uid, fchown, flock, open};
 
 use crate::attachment::Settings;
@@ -43,14 +43,11 @@ pub fn make_directory(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// It is invalid, or the switch refuses it; nothing remains.
 pub fn add(settings: &Settings, name: &str, port: &str) -> Result<(), String> {
-    let Some(directory) = &settings.ports else {
-        let port = port.to_owned();
-        return match settings.call(&Request::AddPort { port }) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        };
-    };
     let text: PortText = port.parse().map_err(|error: api::PortError| error.to_string())?;
+    let Some(directory) = &settings.ports else {
+        let added = settings.call(&Request::add_port(&text));
+        return added.map(drop).map_err(|error| error.to_string());
+    };
     let text = Config { ports: vec![text], ..Config::default() }.to_toml();
     let path = path(directory, name);
     let error = |error: std::io::Error| {
@@ -88,7 +85,7 @@ pub fn remove(settings: &Settings, name: &str) -> Result<(), String> {
     match settings.call(&Request::DelPort { name: name.into() }) {
         // Without a switch there is no port.
         Ok(_) | Err(ControlError::Connect { .. }) => Ok(()),
-        Err(ControlError::Refused(why)) if why.starts_with("no port") => Ok(()),
+        Err(error) if error.status() == Some(404) => Ok(()),
         Err(error) => Err(error.to_string()),
     }
 }

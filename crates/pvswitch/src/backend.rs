@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use api::control::{Request, call, default_path};
+use api::control::{call, default_path};
+use api::{PortText, Request};
 use os::{Carries, FdKind, Listener, Permissions, Received, Until};
 use vhost_user::message::{FDS_MAX, HEADER_LEN, Header, PAYLOAD_MAX};
 
@@ -113,7 +114,8 @@ impl Port {
         let directory = directory.parent().unwrap_or(Path::new("/"));
         let socket = directory.join(format!("{name}.sock"));
         let port = format!("{name}=vhost-user:{}{options}", socket.display());
-        call(&control, &Request::AddPort { port })?;
+        let port: PortText = port.parse()?;
+        call(&control, &Request::add_port(&port))?;
         Ok(Self { name: name.into(), control, socket })
     }
 }

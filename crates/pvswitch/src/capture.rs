@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use switch::forward::Port;
 use uplink::{Direction, PcapCount, PcapWriter};
 
-use api::control::{Request, call, default_path};
+use api::Request;
+use api::control::{Client, default_path};
+use api::http::{PCAPNG, Response};
 
 use crate::clock::Clock;
 use crate::demo::format::plural;
@@ -35,7 +37,8 @@ pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> Result<(), St
     port.mirror.set(Some(sink));
     let thread = std::thread::Builder::new().name("capture".into()).spawn(move || {
         let copy = || -> std::io::Result<()> {
-            (&client).write_all(b"{\"ok\":true}\n")?;
+            let head = Response::stream(PCAPNG).bytes(SystemTime::now(), true, false);
+            (&client).write_all(&head)?;
             let mut pcap = PcapWriter::new(BufWriter::new(client.try_clone()?), &port.name, 0)?;
             pcap.flush()?;
             let mut seen = 0;
@@ -90,7 +93,8 @@ pub fn command(control: Option<PathBuf>, port: &str, to: &str) -> Result<(), Any
     }
     let control = control.map_or_else(default_path, Ok)?;
     let out = Output::open(to).map_err(|error| no_file(to, &error))?;
-    let (_, mut stream) = match call(&control, &Request::Capture { port: port.into() }) {
+    let request = Request::Capture { name: port.into() };
+    let mut stream = match Client::connect(&control).and_then(|client| client.open(&request)) {
         Ok(started) => started,
         Err(error) => {
             out.undo();

@@ -324,6 +324,9 @@ pub enum CtlCommand {
         #[arg(long, value_name = "S", default_value_t = 1.0)]
         seconds: f64,
     },
+    /// Print events as they happen: ports added, removed, up and down, faults, addresses that move,
+    /// rates that limit, reloads
+    Events,
     /// Hand the switch to a new process without an interruption that guests notice: connections,
     /// rings, interfaces, learned addresses and counters stay
     #[command(after_help = UPGRADE_HELP)]
@@ -335,15 +338,15 @@ pub enum CtlCommand {
     Shutdown,
 }
 
-/// A port specification, checked here and sent as text.
+/// A port specification, checked here, as the switch checks it.
 #[derive(Clone)]
-pub struct PortSpecText(pub String);
+pub struct PortSpecText(pub PortText);
 
 impl std::str::FromStr for PortSpecText {
     type Err = api::PortError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.parse::<PortSpec>().map(|_| Self(s.into()))
+        s.parse::<PortSpec>().and_then(|_| s.parse()).map(Self)
     }
 }
 

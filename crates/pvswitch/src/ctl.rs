@@ -1,13 +1,15 @@
 //! `pvswitch ctl`: queries a running switch; prints tables for people, JSON for scripts.
 
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use api::control::{ControlError, Request, call, default_path};
+use api::Request;
+use api::control::{Client, ControlError, default_path};
 use api::near::did_you_mean;
 use api::schema::port::{LIMIT, common};
 use api::schema::{Type, bytes_text};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::demo::format::{plural, si, time_ns};
@@ -28,7 +30,7 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
     let request = match args.what {
         CtlCommand::Show { .. } => Request::Show,
         CtlCommand::Stats { .. } => Request::Stats,
-        CtlCommand::AddPort { port } => Request::AddPort { port: port.0 },
+        CtlCommand::AddPort { port } => Request::add_port(&port.0),
         CtlCommand::DelPort { name } => Request::DelPort { name },
         CtlCommand::Fdb { what: None } => Request::Fdb,
         CtlCommand::Fdb { what: Some(FdbCommand::Add { mac, port, vlan }) } => {
@@ -39,9 +41,11 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         }
         CtlCommand::Set { mut what } => {
             let target = (!what[0].contains('=')).then(|| what.remove(0));
-            Request::Set { target, settings: what }
+            Request::set(target.as_deref(), &what)?
         }
-        CtlCommand::Drain { name, off } => Request::Drain { name, off },
+        CtlCommand::Drain { name, off: false } => Request::Drain { name },
+        CtlCommand::Drain { name, off: true } => Request::Resume { name },
+        CtlCommand::Events => return events(&path, args.json),
         CtlCommand::Reload { dry_run } => Request::Reload { dry_run },
         CtlCommand::Save { file } => {
             return crate::save::command(&path, file.as_deref(), args.json);
@@ -54,14 +58,22 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         }
         CtlCommand::Shutdown => Request::Shutdown,
     };
+    let mut client = Client::connect(&path)?;
     let mut answer = match &request {
-        Request::Drain { name, .. } => drain(&path, &request, name)?,
-        _ => call(&path, &request)?.0,
+        Request::Drain { name } | Request::Resume { name } => drain(&mut client, &request, name)?,
+        Request::SetPort { name, settings } if let Ok(queue) = name.parse() => {
+            set_number(&mut client, queue, settings, &request)?
+        }
+        _ => client.call(&request)?,
     };
     if let Some(name) = &only {
         select(&mut answer, name)?;
     }
     if args.json {
+        if answer.is_null() {
+            answer = Value::Object(Map::new());
+        }
+        answer["ok"] = true.into();
         println!("{answer}");
         return Ok(());
     }
@@ -75,6 +87,44 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
             println!("handed over to {}, pid {}", text(&answer["program"]), answer["pid"]);
         }
         _ => {}
+    }
+    Ok(())
+}
+
+/// Sets a queue pair of a guest or, if the socket is a switch's, a port whose name is a number.
+fn set_number(
+    client: &mut Client,
+    queue: u16,
+    settings: &Map<String, Value>,
+    of_port: &Request,
+) -> Result<Value, ControlError> {
+    match client.call(&Request::SetPair { queue, settings: settings.clone() }) {
+        // A switch has no such path, and has changed nothing.
+        Err(ControlError::Refused(p)) if p.field.as_deref() == Some("path") => client.call(of_port),
+        other => other,
+    }
+}
+
+/// Prints events until the switch ends.
+fn events(path: &Path, json: bool) -> Result<(), AnyError> {
+    let stream = Client::connect(path)?.open(&Request::Events)?;
+    stream.get_ref().set_read_timeout(None)?;
+    for line in stream.lines() {
+        let line = line?;
+        let Some(data) = line.strip_prefix("data: ") else { continue };
+        if json {
+            writeln!(std::io::stdout(), "{data}")?;
+            continue;
+        }
+        let event: Map<String, Value> = serde_json::from_str(data)?;
+        let fields =
+            event.iter().filter(|(key, _)| !["event", "seq", "time_ms"].contains(&&***key));
+        let fields = fields.map(|(key, value)| match value {
+            Value::String(text) => format!(" {key}={}", text.escape_debug()),
+            other => format!(" {key}={other}"),
+        });
+        let name = event.get("event").map_or("", text);
+        writeln!(std::io::stdout(), "{name}{}", fields.collect::<String>())?;
     }
     Ok(())
 }
@@ -121,7 +171,7 @@ fn select(answer: &mut Value, name: &str) -> Result<(), ControlError> {
     let named = |port: &Value| port["name"] == name;
     if !list(answer, "ports").any(named) {
         let hint = did_you_mean(name, list(answer, "ports").map(|port| text(&port["name"])));
-        return Err(ControlError::Refused(format!("no port '{name}'{hint}")));
+        return Err(ControlError::missing(format!("no port '{name}'{hint}")));
     }
     if let Some(ports) = answer["ports"].as_array_mut() {
         ports.retain(named);
@@ -150,15 +200,15 @@ fn columns(rows: &[Vec<String>], left: &[usize]) -> Vec<String> {
 const INDENT: &str = "    ";
 
 /// Repeats the request until the port is drained, up to [`DRAIN_MAX`].
-fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlError> {
+fn drain(client: &mut Client, request: &Request, name: &str) -> Result<Value, ControlError> {
     let end = Instant::now() + DRAIN_MAX;
     loop {
-        let (answer, _) = call(path, request)?;
+        let answer = client.call(request)?;
         if answer["drain"] != "draining" {
             return Ok(answer);
         }
         if Instant::now() >= end {
-            return Err(ControlError::Refused(format!(
+            return Err(ControlError::missing(format!(
                 "port '{name}' is still draining after {} s: its worker has not confirmed; \
                  repeat the command, or cancel it: `pvswitch ctl drain {name} --off`",
                 DRAIN_MAX.as_secs()

@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use api::Address;
-use api::control::Request;
+use api::Request;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;

@@ -4,7 +4,9 @@
 //! sleeps in one epoll set and wakes only for events: an idle switch makes no system calls.
 
 mod accounts;
+mod clients;
 mod error;
+mod events;
 mod flaps;
 mod handover;
 mod inherited;
@@ -14,6 +16,7 @@ mod reload;
 mod requests;
 mod rights;
 mod setup;
+mod show;
 mod sockets;
 mod stalls;
 mod takeover;
@@ -26,8 +29,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::near::did_you_mean;
@@ -38,17 +41,18 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Mode, Port, PortEvent, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
-use switch::stats::{EgressStats, IngressStats};
+use switch::stats::IngressStats;
 use switch::tenant::Rules;
 use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
 use vhost_user::foreign;
 
+use self::clients::Clients;
 pub use self::error::RunError;
+use self::events::Events;
 use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
-use self::requests::Client;
 use self::rights::Rights;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
@@ -211,7 +215,8 @@ struct System {
     xen: BTreeMap<Hypervisor, XenBus>,
     /// The `xen:auto` specification, if there is one.
     xen_auto: Option<PortSpec>,
-    clients: HashMap<u64, Client>,
+    clients: Clients,
+    events: Events,
     control: Option<Listener>,
     rights: Rights,
     http: Option<http::Server>,
@@ -316,7 +321,8 @@ impl System {
             ports: BTreeMap::new(),
             xen: BTreeMap::new(),
             xen_auto: None,
-            clients: HashMap::new(),
+            clients: Clients::default(),
+            events: Events::default(),
             control: None,
             rights: Rights::new(None, false),
             http: None,
@@ -411,7 +417,7 @@ impl System {
             Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, leaving)?,
             Kind::Tap(conf) => self.add_tap(spec, conf, id, leaving)?,
             Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
-            Kind::Null => Prepared::new(add_null(spec, id)),
+            Kind::Null => Prepared::new(setup::add_null(spec, id)),
         };
         let state = &mut prepared.state;
         for (i, queue) in state.port.egress.iter().enumerate() {
@@ -591,7 +597,8 @@ impl System {
         let next = retries
             .chain(end)
             .chain(resumes)
-            .chain(self.clients.values().filter_map(Client::ends))
+            .chain(self.clients.due())
+            .chain(self.events.due())
             .chain(self.xen_due())
             .chain(self.manager.due())
             .min()
@@ -610,6 +617,7 @@ impl System {
         self.drop_slow_clients();
         self.xen_tick();
         self.tick_manager();
+        self.publish_changes();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
     }
@@ -721,10 +729,13 @@ impl System {
                 Report::Port(PortEvent::Fault { fault, .. }) => fault,
                 Report::Port(PortEvent::Starved { queue, begins, .. }) => {
                     state.log_stall(queue, begins);
+                    let name = state.spec.name.clone();
+                    self.publish_stall(name, queue, begins);
                     continue;
                 }
                 Report::Port(PortEvent::Flaps { mac, vlan, flap, .. }) => {
                     self.log_flap(id, (mac, vlan), flap);
+                    self.publish_flap(id, (mac, vlan), flap);
                     continue;
                 }
                 Report::KickFdFailed(_, error) => {
@@ -736,7 +747,9 @@ impl System {
                 }
             };
             state.faults += 1;
-            let name = state.spec.name.clone();
+            let (name, cause) = (state.spec.name.clone(), fault.to_string());
+            self.publish(api::event::Event::Fault { port: name.clone(), cause });
+            let Some(state) = self.ports.get_mut(&name) else { continue };
             if matches!(state.attach, Attach::Xen(_)) {
                 self.fault_vif(&name, &fault.to_string());
                 continue;
@@ -753,6 +766,7 @@ impl System {
 
     fn shutdown(mut self) {
         tracing::info!("stopping");
+        self.publish(api::event::Event::Shutdown {});
         self.manager.stopping();
         let names: Vec<_> = self.ports.keys().cloned().collect();
         // Frames taken from guests are delivered; no more are taken.
@@ -768,15 +782,6 @@ impl System {
         }
         self.pool.stop();
     }
-}
-
-/// Creates a port that accepts and drops all frames.
-fn add_null(spec: &PortSpec, id: PortId) -> PortState {
-    let stats = Arc::new(EgressStats::default());
-    let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
-    let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
-    port.set_active(1);
-    PortState::new(spec, Arc::new(port), Vec::new(), Attach::Null)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::io::{Error, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use api::control::{Request, call};
+use api::Request;
+use api::control::Client;
 use serde_json::{Value, json};
 
 use crate::error::{AnyError, Usage};
@@ -25,13 +26,14 @@ struct SaveError {
 
 /// Runs `pvswitch ctl save`.
 pub fn command(control: &Path, file: Option<&Path>, json: bool) -> Result<(), AnyError> {
-    let (answer, connection) = call(control, &Request::Config)?;
+    let mut client = Client::connect(control)?;
+    let answer = client.call(&Request::Config)?;
     let text = answer["config"].as_str().ok_or("the answer has no configuration")?;
     if file == Some(Path::new("-")) {
         std::io::stdout().write_all(text.as_bytes())?;
         return Ok(());
     }
-    let peer = rustix::net::sockopt::socket_peercred(connection.get_ref())?.uid;
+    let peer = rustix::net::sockopt::socket_peercred(client.stream())?.uid;
     if file.is_none() && peer != rustix::process::geteuid() {
         // It could name any file that we may write.
         let what =

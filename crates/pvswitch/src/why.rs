@@ -11,7 +11,8 @@ mod vlans;
 use std::path::Path;
 use std::time::Duration;
 
-use api::control::{ControlError, Request, call};
+use api::Request;
+use api::control::{Client, ControlError};
 use api::near::did_you_mean;
 use serde_json::{Value, json};
 
@@ -29,14 +30,15 @@ pub fn command(path: &Path, name: &str, seconds: f64, as_json: bool) -> Result<(
     if !(0.0..=SECONDS_MAX).contains(&seconds) {
         return Err(Usage(format!("--seconds {seconds}: use 0 to {SECONDS_MAX}")).into());
     }
-    let before = call(path, &Request::Stats)?.0;
+    let mut client = Client::connect(path)?;
+    let before = client.call(&Request::Stats)?;
     if before["guest"].is_string() {
         let error = format!("{} is a guest's socket: `why` is for switches", path.display());
-        return Err(ControlError::Refused(error).into());
+        return Err(ControlError::missing(error).into());
     }
     exists(&before, name)?;
     std::thread::sleep(Duration::from_secs_f64(seconds));
-    let ask = |request| call(path, &request).map(|(reply, _)| reply);
+    let mut ask = |request| client.call(&request);
     let (now, show, fdb) = (ask(Request::Stats)?, ask(Request::Show)?, ask(Request::Fdb)?);
     let seen = Seen { show: &show, before: &before, now: &now, fdb: &fdb };
     // It may have been removed in the meantime.
@@ -71,5 +73,5 @@ fn exists(reply: &Value, name: &str) -> Result<(), ControlError> {
     if names().any(|one| one == name) {
         return Ok(());
     }
-    Err(ControlError::Refused(format!("no port '{name}'{}", did_you_mean(name, names()))))
+    Err(ControlError::missing(format!("no port '{name}'{}", did_you_mean(name, names()))))
 }

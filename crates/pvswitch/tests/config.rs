@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -473,11 +473,12 @@ fn sighup_reloads_the_file() {
     assert!(world.switch.log().contains("x.toml:1:"), "{}", world.switch.log());
     // On the socket, programs get the position.
     let mut socket = UnixStream::connect(world.switch.control()).unwrap();
-    socket.write_all(b"{\"cmd\":\"reload\"}\n").unwrap();
-    let mut reply = String::new();
-    BufReader::new(socket).read_line(&mut reply).unwrap();
-    let reply: Value = serde_json::from_str(&reply).unwrap();
-    assert_eq!((&reply["ok"], &reply["problems"][0]["line"]), (&false.into(), &1.into()));
+    let request = "POST /v1/reload HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    socket.write_all(request.as_bytes()).unwrap();
+    let reply = std::io::read_to_string(socket).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 422 "), "{reply}");
+    let reply: Value = serde_json::from_str(reply.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!((&reply["status"], &reply["problems"][0]["line"]), (&422.into(), &1.into()));
 }
 
 #[test]

@@ -786,7 +786,7 @@ fn control_socket_is_private_and_a_slow_reader_delays_no_one() {
         let client = UnixStream::connect(switch.control()).unwrap();
         client.set_nonblocking(true).unwrap();
         for _ in 0..200 {
-            if (&client).write_all(b"{\"cmd\":\"stats\"}\n").is_err() {
+            if (&client).write_all(b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
                 break;
             }
         }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Output;
 use std::time::Duration;
@@ -239,9 +239,10 @@ fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
     refused(&control, &["set", "kik=spin"], &["did you mean 'kick'?"]);
     refused(&control, &["set", "poll=spn"], &["poll=spn: unknown policy 'spn': use one of event"]);
     refused(&control, &["set", "kick=timer:0"], &["kick=timer:0: timer frequency '0': use 1 to"]);
-    for queue in ["2", "a", "a/0"] {
-        let wants = ["name a queue pair, 0 to 1, or none for all of them"];
-        refused(&control, &["set", queue, "poll=spin"], &wants);
+    let wants = ["'2': name a queue pair, 0 to 1, or none for all of them"];
+    refused(&control, &["set", "2", "poll=spin"], &wants);
+    for port in ["a", "a/0"] {
+        refused(&control, &["set", port, "poll=spin"], &["is for a switch", "set [QUEUE] poll="]);
     }
     // A request with an invalid part changes nothing.
     refused(&control, &["set", "poll=spin", "kick=spn"], &["kick=spn"]);
@@ -253,12 +254,18 @@ fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
         client
     };
     let mut answer = String::new();
-    say("nonsense").read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("request is not one line of JSON"), "{answer}");
-    let two = BufReader::new(say("{\"cmd\":\"stat\"}\n{\"cmd\":\"stats\"}\n"));
-    let answers: Vec<_> = two.lines().take(2).map(Result::unwrap).collect();
-    assert!(answers[0].contains("unknown request"), "{answers:?}");
-    assert!(answers[1].contains("\"ok\":true"), "{answers:?}");
+    say("nonsense\n").read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
+    assert!(answer.contains("this is not a request of HTTP/1.1"), "{answer}");
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let last = "POST /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut answers = String::new();
+    let three = get("/v1/stat") + &get("/v1/stats") + last;
+    say(&three).read_to_string(&mut answers).unwrap();
+    let statuses: Vec<_> = answers.lines().filter(|l| l.starts_with("HTTP/1.1 ")).collect();
+    let want = ["404 Not Found", "200 OK", "405 Method Not Allowed"];
+    assert_eq!(statuses, want.map(|status| format!("HTTP/1.1 {status}")), "{answers}");
+    assert!(answers.contains("\r\nAllow: GET, HEAD\r\n"), "{answers}");
     let silent: Vec<_> = (0..20).map(|_| say("")).collect();
     std::thread::sleep(Duration::from_millis(50));
     drop(silent);

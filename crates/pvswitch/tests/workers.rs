@@ -313,7 +313,7 @@ fn invalid_settings_change_nothing() {
         (&["set", "placement=balance"], "did you mean 'balanced'?"),
         (&["set", "b", "poll=spin"], "no port 'b'"),
         (&["set", "a/2", "poll=spin"], "it has 2 queues"),
-        (&["set", "a/x", "poll=spin"], "it has 2 queues"),
+        (&["set", "a/x", "poll=spin"], "queues are numbered from 0"),
         (&["set", "a", "poll=spin", "weight=0"], "use 1 to 100"),
     ];
     for (args, want) in errors {

@@ -35,8 +35,21 @@ impl Config {
 }
 
 fn write_port(text: &mut String, port: &PortText) {
+    let _ = write!(text, "\n[port.{}]\n{}", key(&port.name), port.to_toml());
+}
+
+impl PortText {
+    /// Formats its keys, without the head of its table.
+    pub(crate) fn to_toml(&self) -> String {
+        let mut text = String::new();
+        write_keys(&mut text, self);
+        text
+    }
+}
+
+fn write_keys(text: &mut String, port: &PortText) {
     let kind = port.kind.entry();
-    let _ = writeln!(text, "\n[port.{}]\nkind = \"{}\"", key(&port.name), kind.name);
+    let _ = writeln!(text, "kind = \"{}\"", kind.name);
     if !kind.args.is_empty() {
         let _ = writeln!(text, "{} = {}", kind.file, quoted(&port.arg));
     }
@@ -55,7 +68,8 @@ fn key(name: &str) -> String {
     if !name.is_empty() && name.chars().all(bare) { name.into() } else { quoted(name) }
 }
 
-fn quoted(text: &str) -> String {
+/// A basic string.
+pub(crate) fn quoted(text: &str) -> String {
     // Basic strings for all: the same form in every line.
     let mut quoted = String::from('"');
     for c in text.chars() {

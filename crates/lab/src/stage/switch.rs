@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use api::Request;
+use api::control::Client;
+use serde_json::Value;
 
 use super::{
-    Control, Namespace, Negotiated, Place, Process, Proto, START_MAX_S, Stage, busy_ns, cpu_ns,
-    wait_for, waited_ns,
+    Namespace, Negotiated, Place, Process, Proto, START_MAX_S, Stage, busy_ns, cpu_ns, wait_for,
+    waited_ns,
 };
 use crate::error::Fail;
 
@@ -121,7 +123,7 @@ impl SwitchOptions {
 #[derive(Debug)]
 pub struct Switch {
     process: RefCell<Process>,
-    control: RefCell<Control>,
+    control: RefCell<Client>,
     negotiated: Negotiated,
     /// Boot time of a guest.
     boot_s: f64,
@@ -138,7 +140,7 @@ impl Switch {
         let mut control = None;
         wait_for("the switch's control socket", START_MAX_S, || {
             process.check()?;
-            control = Control::open(&socket).ok();
+            control = Client::connect(&socket).ok();
             Ok(control.is_some())
         })?;
         match control {
@@ -167,10 +169,10 @@ impl Switch {
         self.process.borrow().logged()
     }
 
-    /// Sends a request (`show`, `stats`, `fdb`, `set`, ...) with `fields` to its control socket;
-    /// returns the reply.
-    pub fn ask(&self, cmd: &str, fields: Value) -> Result<Value, Fail> {
-        let reply = self.control.borrow_mut().ask(cmd, fields);
+    /// Sends a request to its control socket; returns the reply. The connection is kept: no process
+    /// starts that would disturb a measurement.
+    pub fn ask(&self, request: &Request) -> Result<Value, Fail> {
+        let reply = self.control.borrow_mut().call(request);
         reply.map_err(|error| match self.check() {
             Err(ended) => ended,
             Ok(()) => Fail::Cell(format!("the switch's control socket: {error}")),
@@ -179,17 +181,20 @@ impl Switch {
 
     /// Changes settings like `ctl set`: of a port, of a queue (`p0/0`), or of all (`None`).
     pub fn set(&self, target: Option<&str>, settings: &[&str]) -> Result<(), Fail> {
-        self.ask("set", json!({ "target": target, "settings": settings })).map(|_| ())
+        let settings: Vec<_> = settings.iter().map(|setting| (*setting).to_string()).collect();
+        let request = Request::set(target, &settings).map_err(Fail::Cell)?;
+        self.ask(&request).map(|_| ())
     }
 
     /// Adds a static FDB entry, for a port whose guest does not announce its address.
     pub fn add_static_mac(&self, mac: &str, port: &str) -> Result<(), Fail> {
-        self.ask("fdb-add", json!({ "mac": mac, "port": port, "vlan": 0 })).map(|_| ())
+        let (mac, port) = (mac.into(), port.into());
+        self.ask(&Request::FdbAdd { mac, port, vlan: 0 }).map(|_| ())
     }
 
     /// Returns a port as in the reply to `show`.
     pub fn port(&self, name: &str) -> Result<Value, Fail> {
-        let show = self.ask("show", Value::Null)?;
+        let show = self.ask(&Request::Show)?;
         let mut ports = show["ports"].as_array().into_iter().flatten();
         let found = ports.find(|port| port["name"] == name).cloned();
         found.ok_or_else(|| Fail::Cell(format!("the switch has no port {name}")))
@@ -210,11 +215,11 @@ impl Switch {
         let seconds = START_MAX_S + count as f64 * (0.1 + 3.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
             guests()?;
-            let stats = self.ask("stats", Value::Null)?;
+            let stats = self.ask(&Request::Stats)?;
             let ports = stats["ports"].as_array().into_iter().flatten();
             Ok(ports.filter(|port| port["up"] == true).count() >= count)
         })?;
-        self.negotiated.record(&self.ask("show", Value::Null)?);
+        self.negotiated.record(&self.ask(&Request::Show)?);
         Ok(())
     }
 
@@ -224,7 +229,7 @@ impl Switch {
             switch_ns: cpu_ns(self.id()),
             waited_ns: waited_ns(self.id()),
             roles_ns: roles.iter().map(|role| role.cpu_ns()).collect(),
-            stats: self.ask("stats", Value::Null)?,
+            stats: self.ask(&Request::Stats)?,
             busy_ns: busy_ns(),
         })
     }
@@ -381,6 +386,8 @@ impl Count {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn snapshot(uptime_ns: u64, frames: u64, drops: u64) -> Snapshot {

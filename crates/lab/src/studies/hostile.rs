@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hostile::{Case, Ring, cases, cases_of};
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use super::pair::{self, number, receiver_class};
 use crate::error::Fail;
@@ -245,7 +245,7 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
     let mut longest = Duration::ZERO;
     loop {
         let asked = Instant::now();
-        switch.ask("show", Json::Null).map_err(&dead)?;
+        switch.ask(&api::Request::Show).map_err(&dead)?;
         longest = longest.max(asked.elapsed());
         let over = before.elapsed().as_secs_f64();
         // All cases are over when their attacker is.
@@ -317,7 +317,7 @@ fn of_pair(sent: &Json, got: &Json) -> Figures {
 
 /// What the switch says of its ports, and what it took.
 fn of_switch(switch: &Switch) -> Result<Figures, Fail> {
-    let show = switch.ask("show", json!(null))?;
+    let show = switch.ask(&api::Request::Show)?;
     let ports = || show["ports"].as_array().into_iter().flatten();
     let faults = |theirs: bool| -> f64 {
         let of = |port: &&Json| port["name"].as_str().unwrap_or("").starts_with("bad") == theirs;
@@ -493,6 +493,8 @@ fn table(results: &Results, ring: Ring) -> Option<Table> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn cell(ring: &str, case: &str, attack: &str) -> Cell {

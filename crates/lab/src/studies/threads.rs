@@ -261,7 +261,7 @@ impl<'a> Case<'a> {
         switch.wait_up_while(self.pairs, || guests.iter_mut().try_for_each(Gen::check))?;
         // Guests announce their addresses: frames for an unknown address are flooded.
         wait_for("the guests' addresses", START_MAX_S, || Ok(addresses(&switch)? >= self.pairs))?;
-        let quiet = switch.ask("stats", Value::Null)?;
+        let quiet = switch.ask(&api::Request::Stats)?;
         let clients = to_clients.iter().enumerate();
         let clients =
             clients.map(|(i, port)| self.start(stage, self.pairs + i, port, &self.client(i)));
@@ -307,7 +307,7 @@ impl<'a> Case<'a> {
 
 /// Number of learned addresses of guests.
 fn addresses(switch: &Switch) -> Result<usize, Fail> {
-    let fdb = switch.ask("fdb", Value::Null)?;
+    let fdb = switch.ask(&api::Request::Fdb)?;
     Ok(fdb["entries"].as_array().map_or(0, Vec::len))
 }
 
@@ -360,7 +360,7 @@ fn losses(
     let mut stats = Value::Null;
     wait_for("the switch to be empty", START_MAX_S, || {
         sleep(0.06);
-        stats = switch.ask("stats", Value::Null)?;
+        stats = switch.ask(&api::Request::Stats)?;
         let held = list(&stats["ports"]).flat_map(|port| list(&port["egress"]));
         let held: u64 = held.filter_map(|queue| queue["held"].as_u64()).sum();
         let now = total(&stats, &|name| name == "frames");

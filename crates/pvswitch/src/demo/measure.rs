@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::format::ratio;
-use api::control::{Request, call};
+use api::Request;
+use api::control::call;
 
 /// Resource usage of one process, as counted by the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,7 +128,7 @@ pub type Ports = BTreeMap<String, PortCount>;
 
 /// Queries the switch at `control`.
 pub fn ports(control: &Path) -> Result<Ports, String> {
-    let (answer, _) = call(control, &Request::Stats).map_err(|error| error.to_string())?;
+    let answer = call(control, &Request::Stats).map_err(|error| error.to_string())?;
     let ports = answer["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
     let named = |port: &Value| Some((port["name"].as_str()?.to_string(), PortCount::read(port)));
     Ok(ports.iter().filter_map(named).collect())

@@ -11,7 +11,8 @@ use switch::poll::Policy;
 
 use super::Fail;
 use super::measure::{self, Ports, Snapshot, Usage};
-use api::control::{Request, call};
+use api::Request;
+use api::control::call;
 
 use super::process::Process;
 
@@ -159,8 +160,7 @@ impl<'a> Stage<'a> {
             self.guests.push(Guest { role: *role, process });
         }
         self.wait(stop, "the guests to connect", |stage| {
-            let (answer, _) =
-                call(&stage.control, &Request::Show).map_err(|error| error.to_string())?;
+            let answer = call(&stage.control, &Request::Show).map_err(|error| error.to_string())?;
             let ports = answer["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
             let up = |name: &str| ports.iter().any(|p| p["name"] == name && p["up"] == true);
             Ok(roles.iter().all(|role| up(role.port)))

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use api::control::Request;
+use api::{Problem, Request};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -13,7 +13,7 @@ pub struct Query {
     /// The request.
     pub request: Request,
     /// Channel for the reply.
-    pub reply: oneshot::Sender<Value>,
+    pub reply: oneshot::Sender<Result<Value, Problem>>,
 }
 
 /// Sends requests to the control thread.
@@ -28,7 +28,8 @@ impl Control {
         Self { sender: Mutex::new(sender), wake }
     }
 
-    /// Forwards a request and returns the reply. `None`: the switch is shutting down.
+    /// Forwards a request, which only reads, and returns what `ctl --json` prints. `None`: the
+    /// switch is shutting down.
     pub async fn call(&self, request: Request) -> Option<Value> {
         let (reply, received) = oneshot::channel();
         {
@@ -36,6 +37,8 @@ impl Control {
             sender.send(Query { request, reply }).ok()?;
         }
         os::signal(self.wake.as_fd());
-        received.await.ok()
+        let mut reply = received.await.ok()?.ok()?;
+        reply["ok"] = true.into();
+        Some(reply)
     }
 }

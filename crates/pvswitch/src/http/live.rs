@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::control::Request;
+use api::Request;
 use tokio::time::Instant;
 
 use super::control::Control;

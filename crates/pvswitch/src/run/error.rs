@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use api::file::Problems;
+use api::Problem;
+use api::file::{Invalid, Problems};
 use os::SocketError;
 use xen_netif::host::HostError;
 
@@ -52,6 +53,18 @@ pub enum RunError {
     /// There are too many ports.
     #[error("a switch has at most {0} ports: remove one first")]
     TooManyPorts(u16),
+    /// The address is not in the table.
+    #[error("{0}")]
+    NoEntry(String),
+    /// The queue does not exist.
+    #[error("{0}")]
+    NoQueue(String),
+    /// Another port, or the state of the switch, does not permit it.
+    #[error("{0}")]
+    Conflict(String),
+    /// A setting or an option of a port is invalid.
+    #[error(transparent)]
+    Setting(#[from] Invalid),
     /// An unexpected error of a system call.
     #[error("{what}: {error}")]
     Os {
@@ -69,4 +82,39 @@ pub enum RunError {
     /// The HTTP server cannot start.
     #[error(transparent)]
     Http(#[from] http::HttpError),
+}
+
+impl RunError {
+    /// As the reply to a request.
+    pub fn problem(&self) -> Problem {
+        let (status, field, remedy) = match self {
+            Self::DuplicatePort(_) => (409, Some("path.name"), "use another name, or remove it"),
+            Self::NoPort(..) => (404, Some("path.name"), "GET /v1/ports lists all ports"),
+            Self::NoEntry(_) => (404, Some("path.mac"), "GET /v1/fdb lists all addresses"),
+            Self::NoQueue(_) => (404, Some("path.queue"), "GET /v1/ports/{name} says how many"),
+            Self::OwnSocket { .. } => (409, Some("body.socket"), "use another path"),
+            Self::Socket(_) => (422, Some("body.socket"), "use another path"),
+            Self::Tap { .. } => (422, Some("body.interface"), "use another interface"),
+            Self::Xen { .. } => (422, Some("body"), "use a vif that exists"),
+            Self::TooManyPorts(_) => (409, Some("path.name"), "remove a port first"),
+            Self::Conflict(_) => (409, None, "change what it conflicts with first"),
+            Self::Setting(_) => (422, None, "use a value as in docs/settings.md"),
+            Self::Config(_) => (422, None, "correct the file; `pvswitch check` reads it, too"),
+            Self::Request(_) => (422, None, "see the text of the error"),
+            Self::Os { .. } | Self::Http(_) => (500, None, "see the log of the switch"),
+        };
+        let mut problem = Problem::new(status, self.to_string(), remedy);
+        problem.field = field.map(Into::into);
+        match self {
+            Self::Setting(Invalid { key, .. }) => {
+                let of = |key: &String| format!("body.{key}");
+                problem.field = Some(key.as_ref().map_or_else(|| "body".into(), of));
+            }
+            Self::Config(Problems(problems)) => {
+                problem.problems = serde_json::to_value(problems).ok().map(Box::new);
+            }
+            _ => {}
+        }
+        problem
+    }
 }

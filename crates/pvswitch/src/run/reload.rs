@@ -99,7 +99,7 @@ impl System {
         if self.is_numbered() && !ids.all(|id| id == at.next()) {
             let what = "forward=cross connects the ports of a file in the order of their names, \
                         which differs from that of the running ports: give them other names";
-            return Err(RunError::Request(what.into()));
+            return Err(RunError::Conflict(what.into()));
         }
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let own = &self.options.origin.command_line.ports;
@@ -124,7 +124,7 @@ impl System {
         let Some(path) = self.options.origin.file.clone() else {
             let what = "there is no configuration file to reload: the switch was started without \
                         --config FILE";
-            return Err(RunError::Request(what.into()));
+            return Err(RunError::Conflict(what.into()));
         };
         let (wanted, include) = self.options.origin.load_again(&path)?;
         let diff = self.config.diff(&wanted);
@@ -137,7 +137,7 @@ impl System {
         if !diff.restart.is_empty() {
             let list: Vec<_> = diff.restart.iter().map(text).collect();
             let what = format!("a restart of the switch is needed for {}", list.join(", "));
-            return Err(RunError::Request(what));
+            return Err(RunError::Conflict(what));
         }
         self.check_order(&diff, &wanted)?;
         let leaving = self.leaving(&diff);
@@ -148,6 +148,12 @@ impl System {
         }
         self.options.include = include;
         self.commit(&diff, &leaving, undo.ports, wanted);
+        self.publish(api::event::Event::Reload {
+            added: diff.added.len(),
+            removed: diff.removed.len(),
+            replaced: diff.replaced.len(),
+            changed: diff.changed.len(),
+        });
         tracing::info!("configuration reloaded from {}: {}", path.display(), summary(&diff));
         Ok(report)
     }
@@ -510,11 +516,13 @@ impl System {
         }
         for name in names {
             let Some(state) = self.ports.get_mut(&name) else { continue };
-            let old = std::mem::replace(&mut state.spec.tuning, spec.tuning.clone());
+            // Its rules and rates stay the old ones until `set_tenant` compares and replaces them.
+            let tenant = state.spec.tuning.tenant.clone();
+            state.spec.tuning = PortTuning { tenant: tenant.clone(), ..spec.tuning.clone() };
             if let Some(state) = self.ports.get(&name) {
                 self.retune(state, &spec.tuning);
             }
-            if old.tenant != spec.tuning.tenant {
+            if tenant != spec.tuning.tenant {
                 self.set_tenant(&name, spec.tuning.tenant.clone());
             }
         }

@@ -3,7 +3,8 @@
 //! The socket's mode and group decide who connects; the peer's credentials, which the kernel
 //! records when it connects, decide what it may request. Nothing in a request counts.
 
-use api::control::Request;
+use api::Problem;
+use api::routes::{OPERATIONS, Operation, Right, Routed};
 use os::{Group, Peer};
 
 /// Rules of a control socket.
@@ -28,21 +29,24 @@ impl Rights {
     ///
     /// # Errors
     /// It may not; the error says who may.
-    pub(super) fn check(&self, peer: &Peer, request: &Request) -> Result<(), String> {
+    pub(super) fn check(&self, peer: &Peer, routed: &Routed) -> Result<(), Problem> {
+        let Operation { name, right, .. } = *routed.operation;
         let owns = peer.uid == ROOT || peer.uid == self.owner;
-        if !owns && request.is_for_owner() {
-            return Err(format!(
-                "{} refused: it runs a program with the rights of the switch; only root and the \
-                 switch's user may",
-                request.name()
-            ));
+        if !owns && right == Right::Own {
+            let detail = format!(
+                "{name} refused: it runs a program with the rights of the switch; only root and \
+                 the switch's user may"
+            );
+            return Err(Problem::new(403, detail, "run this as root or the switch's user"));
         }
-        if owns || !request.changes() || self.writers().is_some_and(|g| peer.is_member(g.id)) {
+        let is_writer = || self.writers().is_some_and(|group| peer.is_member(group.id));
+        if owns || right == Right::Read || is_writer() {
             return Ok(());
         }
-        let what = request.name();
         let uid = peer.uid;
-        let reads = Request::READS.join(", ");
+        let reads = OPERATIONS.iter().filter(|o| o.right == Right::Read);
+        let reads: Vec<_> = reads.map(|operation| operation.name).collect();
+        let reads = reads.join(", ");
         let owner = match self.owner {
             ROOT => "root".into(),
             owner => format!("root and user {owner}"),
@@ -56,9 +60,9 @@ impl Rights {
                              group too"
                 .into(),
         };
-        Err(format!(
-            "{what} refused: user {uid} may only read ({reads}). Allowed: {owner}{members}"
-        ))
+        let allowed = format!("Allowed: {owner}{members}");
+        let detail = format!("{name} refused: user {uid} may only read ({reads}). {allowed}");
+        Err(Problem::new(403, detail, allowed))
     }
 
     /// The group whose members may change the switch.
@@ -69,6 +73,8 @@ impl Rights {
 
 #[cfg(test)]
 mod tests {
+    use api::Request;
+
     use super::*;
 
     #[test]
@@ -78,12 +84,14 @@ mod tests {
         let peer = os::peer(std::os::fd::AsFd::as_fd(&socket)).unwrap();
         let group = rustix::process::getegid().as_raw();
         let mut rights = Rights::new(Group::find(&group.to_string()), true);
-        let upgrade = Request::Upgrade { program: None };
+        let routed = |request: Request| Routed { operation: Operation::of(&request), request };
+        let upgrade = routed(Request::Upgrade { program: None });
         assert_eq!(rights.check(&peer, &upgrade), Ok(()));
         let mut other = peer;
         (other.uid, rights.owner) = (54_321, 12_345);
-        assert_eq!(rights.check(&other, &Request::Shutdown), Ok(()), "its group may");
+        assert_eq!(rights.check(&other, &routed(Request::Shutdown)), Ok(()), "its group may");
         let error = rights.check(&other, &upgrade).unwrap_err();
-        assert!(error.contains("only root and the switch's user may"), "{error}");
+        assert_eq!(error.status, 403);
+        assert!(error.detail.contains("only root and the switch's user may"), "{error}");
     }
 }

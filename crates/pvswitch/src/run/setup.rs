@@ -1,11 +1,16 @@
 //! Process-wide preparations before a run.
 
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
 
 use switch::account::Budgets;
+use switch::fdb::PortId;
+use switch::forward::{EgressQueue, Port};
+use switch::stats::EgressStats;
 
 use super::takeover::Takeover;
-use super::{Event, Options, RunError, System, os};
+use super::{Attach, Event, Options, PortState, RunError, System, os};
+use crate::spec::PortSpec;
 
 /// Raises the limit on descriptors to its maximum: ports and front-ends need many. If the system
 /// refuses, an error follows when they run out.
@@ -100,6 +105,15 @@ pub(super) fn random_key() -> Result<[u64; 3], RunError> {
     file.map_err(os("/dev/urandom"))?;
     let word = |i: usize| u64::from_ne_bytes(std::array::from_fn(|b| bytes[i * 8 + b]));
     Ok([word(0), word(1), word(2)])
+}
+
+/// Creates a port that accepts and drops all frames.
+pub(super) fn add_null(spec: &PortSpec, id: PortId) -> PortState {
+    let stats = Arc::new(EgressStats::default());
+    let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
+    let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
+    port.set_active(1);
+    PortState::new(spec, Arc::new(port), Vec::new(), Attach::Null)
 }
 
 #[cfg(test)]

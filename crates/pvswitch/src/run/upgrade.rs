@@ -128,6 +128,7 @@ impl System {
         let pid = next.child.id();
         tracing::info!("handed over to process {pid} ({})", program.display());
         self.manager.moved(pid);
+        self.publish(api::event::Event::Upgrade { pid });
         self.handed_over = true;
         self.stop = true;
         Ok(json!({ "pid": pid, "program": program.display().to_string() }))

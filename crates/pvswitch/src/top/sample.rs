@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::demo::format::ratio;
-use api::control::{ControlError, Request, call};
+use api::Request;
+use api::control::{Client, ControlError};
 
 /// Replies of a switch.
 #[derive(Clone, Debug)]
@@ -17,8 +18,9 @@ pub struct Sample {
 impl Sample {
     /// Queries the switch.
     pub fn take(control: &Path) -> Result<Self, ControlError> {
-        let (show, _) = call(control, &Request::Show)?;
-        let (stats, _) = call(control, &Request::Stats)?;
+        let mut client = Client::connect(control)?;
+        let show = client.call(&Request::Show)?;
+        let stats = client.call(&Request::Stats)?;
         Ok(Self { show, stats })
     }
 }

@@ -96,7 +96,7 @@ fn every_page_survives_every_size() {
 #[test]
 fn missing_replies_are_reported_until_one_arrives() {
     let mut app = app(2, 1);
-    app.record(Err(ControlError::Refused("no switch".into())));
+    app.record(Err(ControlError::missing("no switch")));
     let text = screen(&mut app, 80, 24).join("\n");
     assert!(text.contains("NO REPLY for 0 s, retrying: no switch"), "{text}");
     assert!(text.contains("vm1"), "the last sample stays: {text}");

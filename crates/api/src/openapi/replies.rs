@@ -1,0 +1,400 @@
+//! Schemas of replies. Tests check that the replies of a running switch have exactly these fields.
+
+use serde_json::{Map, Value, json};
+
+/// A field: name, schema, and a few words that say what it is.
+type Member = (&'static str, Value, &'static str);
+
+fn count() -> Value {
+    json!({ "type": "integer", "minimum": 0 })
+}
+
+fn number() -> Value {
+    json!({ "type": "number" })
+}
+
+fn text() -> Value {
+    json!({ "type": "string" })
+}
+
+fn flag() -> Value {
+    json!({ "type": "boolean" })
+}
+
+fn one_of(words: &[&str]) -> Value {
+    json!({ "type": "string", "enum": words })
+}
+
+fn list(of: Value) -> Value {
+    json!({ "type": "array", "items": of })
+}
+
+/// An object whose keys are names.
+fn map(of: Value) -> Value {
+    json!({ "type": "object", "additionalProperties": of })
+}
+
+fn maybe(of: Value) -> Value {
+    json!({ "anyOf": [of, { "type": "null" }] })
+}
+
+fn named(name: &str) -> Value {
+    super::reference(name)
+}
+
+/// An object that always has the first fields, and may have the others.
+fn object(always: Vec<Member>, sometimes: Vec<Member>) -> Value {
+    let required: Vec<_> = always.iter().map(|(name, ..)| *name).collect();
+    let mut properties = Map::new();
+    for (name, mut schema, help) in always.into_iter().chain(sometimes) {
+        if !help.is_empty() {
+            schema["description"] = help.into();
+        }
+        properties.insert(name.into(), schema);
+    }
+    json!({ "type": "object", "required": required, "properties": properties })
+}
+
+/// All schemas by name.
+pub(super) fn schemas() -> Vec<(&'static str, Value)> {
+    let switch = [
+        ("Status", status()),
+        ("PortStatus", port()),
+        ("Ports", object(vec![("ports", list(named("PortStatus")), "")], vec![])),
+        ("Account", account()),
+        ("Accounts", accounts()),
+        ("Budgets", budgets()),
+        ("Stats", stats()),
+        ("PortStats", port_stats()),
+        ("Worker", worker()),
+        ("Workers", object(vec![("workers", list(named("Worker")), "")], vec![])),
+        ("Fdb", fdb()),
+        ("Drain", drain()),
+        ("Config", config()),
+        ("SettingChange", setting_change()),
+        ("PortChange", port_change()),
+        ("StaticAddress", static_address()),
+        ("Reload", reload()),
+        ("Upgrade", upgrade()),
+        ("GuestStats", guest_stats()),
+        ("Document", json!({ "type": "object", "description": "An OpenAPI description" })),
+        ("Problem", problem()),
+        ("Event", event()),
+    ];
+    switch.into()
+}
+
+fn status() -> Value {
+    let costs = ["wake", "wake_late", "nap", "nap_late"].map(|name| (name, count(), ""));
+    let fdb = [
+        ("learned", count(), "learned addresses"),
+        ("static", count(), "static addresses"),
+        ("capacity", count(), "most addresses there can be"),
+    ];
+    let taken = [
+        ("from_pid", count(), "the process before"),
+        ("outage_us", count(), "time without forwarding, in microseconds"),
+    ];
+    let control = [
+        ("connections", count(), "open connections to the control socket"),
+        ("streams", count(), "of those, streams of events"),
+        ("requests", count(), "requests received"),
+        ("refused", map(count()), "requests refused, by status"),
+        ("closed_slow", count(), "connections closed because the client was too slow"),
+        ("closed_for_others", count(), "connections closed to make room for others"),
+        ("events", count(), "events sent, to any client"),
+        ("events_lost", count(), "events lost to clients that read too slowly"),
+    ];
+    object(
+        vec![
+            ("version", text(), "of the program"),
+            ("commit", text(), "of a release build, else empty"),
+            ("pid", count(), "process id"),
+            ("uptime_s", count(), "seconds since the start"),
+            ("forward", one_of(&["switch", "cross"]), "how frames are forwarded"),
+            ("poll", text(), "default poll policy"),
+            ("call", text(), "default call policy"),
+            ("workers", count(), "number of worker threads"),
+            ("placement", text(), "how queues are placed on workers"),
+            ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
+            ("http", maybe(text()), "where --http is served"),
+            ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade"),
+            ("xen_auto", maybe(text()), "name of the port xen:auto"),
+            ("budgets", named("Budgets"), ""),
+            ("fdb", object(fdb.into(), vec![]), "how full the table of addresses is"),
+            ("control", object(control.into(), vec![]), "the control socket"),
+            ("ports", list(named("PortStatus")), ""),
+        ],
+        vec![],
+    )
+}
+
+const STATES: [&str; 7] =
+    ["up", "down", "unconnected", "no-driver", "stalled", "draining", "drained"];
+const DRAINS: [&str; 3] = ["off", "draining", "drained"];
+
+fn port() -> Value {
+    let xen = [
+        ("vif", text(), "DOMID/DEVID"),
+        ("front", text(), "state of the front half in xenstore"),
+        ("back", text(), "state of the back half in xenstore"),
+        ("state", text(), "the handshake in words"),
+        ("error", maybe(text()), "the last error"),
+        ("takes", list(text()), "features of the guest"),
+        ("queues", count(), "queues of the guest"),
+        ("xenstore", one_of(&["connected", "lost"]), ""),
+    ];
+    object(
+        vec![
+            ("name", text(), ""),
+            ("id", count(), "its number"),
+            ("kind", text(), "what it attaches to"),
+            ("up", flag(), "whether a queue is active"),
+            ("state", one_of(&STATES), "its state in one word"),
+            ("addresses", count(), "addresses learned from it"),
+            ("addresses_limit", count(), "most addresses that are learned from it"),
+            ("queues", count(), "queue pairs"),
+            ("queues_active", count(), "of those, active"),
+            ("faults", count(), "times its guest broke the protocol"),
+            ("drain", one_of(&DRAINS), ""),
+            ("stalled_s", maybe(count()), "seconds without receive buffers"),
+            ("rules", maybe(map(text())), "rules that differ from the default, as options"),
+            ("account", named("Account"), ""),
+        ],
+        vec![
+            ("connected", flag(), "vhost-user: whether a front-end is connected"),
+            ("connections", count(), "vhost-user: front-ends so far"),
+            ("features", list(text()), "vhost-user: negotiated features"),
+            ("errors", map(count()), "vhost-user: errors of front-ends by cause"),
+            ("last_error", maybe(text()), "vhost-user: the last one"),
+            ("created", flag(), "tap: whether the switch created the interface"),
+            ("offloads", text(), "tap: for display"),
+            ("xen", maybe(object(xen.into(), vec![])), "xen, xen-local: the vif"),
+        ],
+    )
+}
+
+fn account() -> Value {
+    let entry = [
+        ("used", count(), ""),
+        ("limit", count(), ""),
+        ("refused", count(), "requests beyond the limit"),
+        ("per_second", flag(), "whether the limit is a rate"),
+    ];
+    let mut account = object(vec![("served_ns", count(), "time of workers, in ns")], vec![]);
+    account["additionalProperties"] = object(entry.into(), vec![]);
+    account["description"] = "What the port's peer uses, by resource".into();
+    account
+}
+
+fn accounts() -> Value {
+    object(
+        vec![
+            ("budgets", named("Budgets"), ""),
+            ("ports", map(named("Account")), "by name of the port"),
+        ],
+        vec![],
+    )
+}
+
+fn budgets() -> Value {
+    let mut budgets = map(object(vec![("used", count(), ""), ("limit", count(), "")], vec![]));
+    budgets["description"] = "Use of all ports together, by resource".into();
+    budgets
+}
+
+fn stats() -> Value {
+    object(
+        vec![
+            ("uptime_ns", count(), "ns since the start"),
+            ("ports", list(named("PortStats")), ""),
+            ("workers", list(named("Worker")), ""),
+        ],
+        vec![],
+    )
+}
+
+/// A queue: counters by name, with a few other fields.
+fn queue(others: Vec<Member>) -> Value {
+    let mut queue = object(others, vec![]);
+    queue["additionalProperties"] = count();
+    queue["description"] = "Counters by name, see docs/observability.md".into();
+    queue
+}
+
+fn port_stats() -> Value {
+    let ingress = vec![
+        ("state", text(), "hot, warm or cold"),
+        ("poll", text(), "poll policy"),
+        ("drain", one_of(&DRAINS), ""),
+    ];
+    object(
+        vec![
+            ("name", text(), ""),
+            ("up", flag(), ""),
+            ("faults", count(), ""),
+            ("account", named("Account"), ""),
+            ("ingress", list(queue(ingress)), "from the guest, by queue"),
+            ("egress", list(queue(vec![("call", text(), "call policy")])), "to the guest"),
+        ],
+        vec![],
+    )
+}
+
+fn worker() -> Value {
+    let counts = [
+        ("tid", "thread id"),
+        ("rounds", "rounds over its hot queues"),
+        ("sleeps", "times it slept until it was woken"),
+        ("naps", "times it slept for a set time"),
+        ("moves", "queues moved to other workers"),
+        ("queues", "queues that it serves"),
+        ("load", "thousandths of its run time spent on frames"),
+        ("cpu_ns", "CPU time, in ns"),
+    ];
+    let mut all: Vec<Member> = counts.map(|(name, help)| (name, count(), help)).into();
+    all.push(("asleep", flag(), ""));
+    object(all, vec![])
+}
+
+fn fdb() -> Value {
+    let flap = vec![
+        ("home", text(), "name of the port that it leaves"),
+        ("moves", count(), "moves so far"),
+        ("blocked_s", count(), "seconds for which it stays there"),
+    ];
+    let entry = vec![
+        ("mac", text(), ""),
+        ("vlan", count(), "0: untagged"),
+        ("port", text(), ""),
+        ("age_s", count(), "seconds since the last frame, or since it was added"),
+        ("static", flag(), ""),
+        ("flaps", maybe(object(flap, vec![])), "whether it moves between ports"),
+    ];
+    object(vec![("entries", list(object(entry, vec![])), "")], vec![])
+}
+
+fn drain() -> Value {
+    let held = "frames that are still held for other ports";
+    object(vec![("drain", one_of(&DRAINS), ""), ("held", count(), held)], vec![])
+}
+
+fn config() -> Value {
+    object(
+        vec![
+            ("config", text(), "the running configuration, TOML"),
+            ("file", maybe(text()), "the file it was started from"),
+            ("include", maybe(text()), "the include directory of that file"),
+            ("command_line", list(text()), "ports of the command line"),
+        ],
+        vec![],
+    )
+}
+
+fn setting_change() -> Value {
+    object(vec![("setting", text(), ""), ("from", text(), ""), ("to", text(), "")], vec![])
+}
+
+fn port_change() -> Value {
+    object(vec![("name", text(), ""), ("settings", list(named("SettingChange")), "")], vec![])
+}
+
+fn static_address() -> Value {
+    object(vec![("address", text(), "MAC or MAC/VLAN"), ("port", text(), "")], vec![])
+}
+
+fn reload() -> Value {
+    object(
+        vec![
+            ("file", text(), "the file that was read"),
+            ("dry_run", flag(), "nothing was changed"),
+            ("added", list(text()), "ports"),
+            ("removed", list(text()), "ports"),
+            ("replaced", list(named("PortChange")), "ports"),
+            ("changed", list(named("PortChange")), "ports, changed at run time"),
+            ("settings", list(named("SettingChange")), "of the switch"),
+            ("restart", list(named("SettingChange")), "that need a restart"),
+            ("static", list(named("StaticAddress")), "static addresses set"),
+            ("static_removed", list(named("StaticAddress")), "static addresses removed"),
+        ],
+        vec![],
+    )
+}
+
+fn upgrade() -> Value {
+    let pid = ("pid", count(), "the process that has the switch");
+    object(vec![pid, ("program", text(), "its program")], vec![])
+}
+
+fn guest_stats() -> Value {
+    let texts = ["poll", "kick", "state"].map(|name| (name, text(), ""));
+    let mut stats = object(
+        vec![
+            ("guest", one_of(&["nic", "gen"]), ""),
+            ("connected", flag(), "whether it is connected to a switch"),
+            ("uptime_ns", count(), "since the socket exists"),
+            ("queues", list(queue(texts.into())), "empty while it is not connected"),
+        ],
+        vec![],
+    );
+    stats["additionalProperties"] = number();
+    stats
+}
+
+fn problem() -> Value {
+    let place =
+        vec![("file", text(), ""), ("line", count(), "from 1"), ("column", count(), "from 1")];
+    object(
+        vec![
+            ("status", count(), "the HTTP status"),
+            ("title", text(), "the status in words"),
+            ("detail", text(), "what is wrong, where, and what to do"),
+            ("remedy", text(), "what to do"),
+        ],
+        vec![
+            ("field", text(), "where: path.NAME, query.NAME, header.NAME, body or body.NAME"),
+            ("value", json!({}), "the value there, unless it is long"),
+            ("problems", list(object(vec![("what", text(), "")], place)), "of a file"),
+        ],
+    )
+}
+
+/// Events by name, with their fields besides `event`, `seq` and `time_ms`.
+fn event() -> Value {
+    let port = || ("port", text(), "name of the port");
+    let queue = || vec![port(), ("queue", count(), "number of the queue")];
+    let reload = ["added", "removed", "replaced", "changed"].map(|name| (name, count(), ""));
+    let mac = vec![
+        ("mac", text(), ""),
+        ("vlan", count(), "0: untagged"),
+        ("from", text(), "name of the port that it leaves"),
+        ("to", text(), "name of the port that it moves to"),
+        ("moves", count(), "moves so far"),
+        ("blocked_s", count(), "seconds for which it stays where it was; 0: it does not"),
+    ];
+    let all: Vec<(&str, Vec<Member>)> = vec![
+        ("port-added", vec![port()]),
+        ("port-removed", vec![port()]),
+        ("port-up", vec![port()]),
+        ("port-down", vec![port()]),
+        ("fault", vec![port(), ("cause", text(), "the violation")]),
+        ("stalled", queue()),
+        ("recovered", queue()),
+        ("mac-moved", vec![port(), ("moves", count(), "to this port, in the last second")]),
+        ("mac-flaps", mac),
+        ("rate-limited", vec![port(), ("way", one_of(&["in", "out"]), "in: from the guest")]),
+        ("reload", reload.into()),
+        ("upgrade", vec![("pid", count(), "the process that has the switch")]),
+        ("shutdown", vec![]),
+        ("lost", vec![("events", count(), "number of events lost to this client")]),
+    ];
+    let one = |(name, fields): (&str, Vec<Member>)| {
+        let common = vec![
+            ("event", json!({ "const": name }), ""),
+            ("seq", count(), "number of the event, from 1, without gaps"),
+            ("time_ms", count(), "milliseconds since 1970"),
+        ];
+        object([common, fields].concat(), vec![])
+    };
+    json!({ "oneOf": all.into_iter().map(one).collect::<Vec<_>>() })
+}

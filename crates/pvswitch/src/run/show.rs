@@ -1,0 +1,206 @@
+//! State and counters of the switch as JSON.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+use switch::tuning::Drain;
+use vhost_user::feature;
+
+use super::{Attach, PortState, System, accounts, flaps, tenants};
+use crate::worker::Handle;
+
+impl System {
+    pub(super) fn show(&self) -> Value {
+        let costs = self.pool.common.costs;
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "commit": env!("PVSWITCH_COMMIT"),
+            "pid": std::process::id(),
+            "uptime_s": self.clock().elapsed().as_secs(),
+            "forward": match self.options.mode {
+                switch::forward::Mode::Switch => "switch",
+                switch::forward::Mode::Cross => "cross",
+            },
+            "poll": self.options.policy.to_string(),
+            "call": self.options.call.to_string(),
+            "workers": self.pool.workers().len(),
+            "placement": self.pool.placement().name(),
+            "costs_ns": {
+                "wake": costs.wake.get(),
+                "wake_late": costs.wake_late.get(),
+                "nap": costs.nap.get(),
+                "nap_late": costs.nap_late.get(),
+            },
+            "http": self.http.as_ref().map(|server| server.url.as_str()),
+            "taken_over": self.taken_over.map(|taken| json!({
+                "from_pid": taken.from,
+                "outage_us": taken.outage.as_micros() as u64,
+            })),
+            "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
+            "budgets": accounts::budgets(&self.budgets),
+            "fdb": {
+                "learned": self.fdb.learned(),
+                "static": self.fdb.statics(),
+                "capacity": self.fdb.capacity(),
+            },
+            "control": self.clients.show(),
+            "ports": self.show_ports(),
+        })
+    }
+
+    /// All ports, by number.
+    fn by_number(&self) -> Vec<&PortState> {
+        let mut ports: Vec<_> = self.ports.values().collect();
+        ports.sort_by_key(|state| state.port.id.0);
+        ports
+    }
+
+    pub(super) fn show_ports(&self) -> Value {
+        self.by_number().into_iter().map(|port| self.show_port(port)).collect()
+    }
+
+    /// What all ports use of their limits.
+    pub(super) fn accounts(&self) -> Value {
+        let ports = self.ports.iter().map(|(name, state)| (name, accounts::account(state)));
+        let ports: serde_json::Map<_, _> = ports.map(|(name, of)| (name.clone(), of)).collect();
+        json!({ "budgets": accounts::budgets(&self.budgets), "ports": ports })
+    }
+
+    pub(super) fn workers(&self) -> Value {
+        self.pool.workers().iter().map(|worker| worker_stats(worker)).collect()
+    }
+
+    /// State of a port in one word.
+    fn state_of(&self, state: &PortState) -> &'static str {
+        let drain = state.drain();
+        match &state.attach {
+            _ if state.port.active() > 0 && drain != Drain::Off => drain.name(),
+            _ if !state.stalled_s(self.pool.now()).is_empty() => "stalled",
+            _ if state.port.active() > 0 => "up",
+            Attach::VhostUser(vhost) if vhost.connection.is_none() => "unconnected",
+            Attach::VhostUser(_) => "no-driver",
+            _ => "down",
+        }
+    }
+
+    pub(super) fn show_port(&self, state: &PortState) -> Value {
+        let mut value = json!({
+            "name": state.spec.name,
+            "id": state.port.id.0,
+            "kind": state.spec.kind.to_string(),
+            "up": state.port.active() > 0,
+            "state": self.state_of(state),
+            "addresses": self.fdb.learned_from(state.port.id),
+            "addresses_limit": self.fdb.port_limit(),
+            "queues": state.port.egress.len(),
+            "queues_active": state.port.active(),
+            "faults": state.faults,
+            "drain": state.drain().name(),
+            "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
+            "rules": tenants::show(state),
+            "account": accounts::account(state),
+        });
+        match &state.attach {
+            Attach::VhostUser(vhost) => {
+                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                value["connected"] = vhost.connection.is_some().into();
+                value["connections"] = vhost.connections.into();
+                value["features"] = feature::names(guest.features).into();
+                vhost.errors.show(&mut value);
+            }
+            Attach::Tap(tap) => {
+                value["created"] = tap.created.into();
+                value["offloads"] = format!("{:?}", tap.offloads).into();
+            }
+            Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
+            Attach::Null => {}
+        }
+        value
+    }
+
+    pub(super) fn stats(&self) -> Value {
+        json!({
+            "uptime_ns": self.clock().now().ns(),
+            "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),
+            "workers": self.workers(),
+        })
+    }
+
+    pub(super) fn fdb(&self) -> Value {
+        let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
+        let entries: Vec<_> = self
+            .fdb
+            .entries(now)
+            .into_iter()
+            .map(|e| {
+                json!({
+                    "mac": e.mac.to_string(),
+                    "vlan": e.vlan,
+                    "port": self.name_of(e.port),
+                    "age_s": e.age_s,
+                    "static": e.is_static,
+                    "flaps": e.flap.map(|flap| flaps::show(flap, &self.name_of(flap.home))),
+                })
+            })
+            .collect();
+        json!({ "entries": entries })
+    }
+}
+
+pub(super) fn port_stats(state: &PortState) -> Value {
+    let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
+    };
+    let ingress = state.ingress.iter().enumerate().map(|(i, queue)| {
+        let mut value = counters(&mut queue.stats.all());
+        value["state"] = queue.tuning.state().name().into();
+        value["worker"] = queue.tuning.worker().into();
+        value["poll"] = queue.tuning.poll().to_string().into();
+        value["weight"] = queue.tuning.weight().into();
+        value["drain"] = queue.tuning.drain().name().into();
+        // Also here, for older clients: once, frames were held at the ingress queue.
+        if let Some(twin) = state.port.egress.get(i) {
+            value["hold"] = twin.hold_max().into();
+            value["held"] = twin.held_frames().into();
+        }
+        value
+    });
+    let egress = state.port.egress.iter().map(|queue| {
+        let mut value = counters(&mut queue.stats.all());
+        value["call"] = queue.call().to_string().into();
+        value["hold"] = queue.hold_max().into();
+        value["held"] = queue.held_frames().into();
+        value
+    });
+    json!({
+        "name": state.spec.name,
+        "up": state.port.active() > 0,
+        "faults": state.faults,
+        "account": accounts::account(state),
+        "ingress": ingress.collect::<Vec<_>>(),
+        "egress": egress.collect::<Vec<_>>(),
+    })
+}
+
+fn worker_stats(worker: &Handle) -> Value {
+    let stats = &worker.stats;
+    let tid = stats.tid.load(Ordering::Relaxed);
+    json!({
+        "tid": tid,
+        "rounds": stats.rounds.load(Ordering::Relaxed),
+        "sleeps": stats.sleeps.load(Ordering::Relaxed),
+        "naps": stats.naps.load(Ordering::Relaxed),
+        "moves": stats.moves.load(Ordering::Relaxed),
+        "queues": stats.queues.load(Ordering::Relaxed),
+        "load": worker.load(),
+        "asleep": stats.asleep.load(Ordering::Relaxed),
+        "cpu_ns": thread_cpu_ns(tid).unwrap_or(0),
+    })
+}
+
+/// CPU time of a thread of this process, in ns (the first field of its schedstat).
+fn thread_cpu_ns(tid: u64) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
