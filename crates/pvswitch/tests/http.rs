@@ -311,7 +311,7 @@ fn invalid_addresses() {
         (taken.as_str(), 1, "another process listens there: choose another port"),
         ("192.0.2.1:9999", 1, "use an address of this machine"),
         (missing.as_str(), 1, "directory does not exist"),
-        ("localhost", 2, "use HOST:PORT, PORT alone for 127.0.0.1, or unix:PATH"),
+        ("localhost", 2, "use HOST:PORT, PORT alone for 127.0.0.1, unix:PATH, or fd=NAME"),
         ("unix:", 2, "invalid listening address"),
         ("127.0.0.1:99999", 2, "invalid listening address"),
     ];

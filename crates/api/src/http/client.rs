@@ -33,7 +33,7 @@ fn invalid(what: impl Into<String>) -> io::Error {
 }
 
 impl Client {
-    /// Uses a connection; waits at most [`REPLY_TIMEOUT`] for a part of a reply.
+    /// Uses a connection; waits at most 15 s for a part of a reply.
     ///
     /// # Errors
     /// The time-out cannot be set.
