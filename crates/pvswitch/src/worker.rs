@@ -100,7 +100,7 @@ impl Worker {
             let effect = self.scheduler.next(self.time, &self.forwarder);
             self.carry_out(effect);
         }
-        self.forwarder.notify_due(Instant::NEVER, true);
+        self.notify_due(Instant::NEVER, true);
     }
 
     #[inline]
@@ -117,7 +117,7 @@ impl Worker {
                     self.run_commands();
                 }
             }
-            Effect::NotifyDue { rests } => self.forwarder.notify_due(self.time, rests),
+            Effect::NotifyDue { rests } => self.notify_due(self.time, rests),
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
@@ -183,6 +183,12 @@ impl Worker {
         self.report(found.events);
     }
 
+    fn notify_due(&mut self, now: Instant, rests: bool) {
+        let found = self.forwarder.notify_due(now, rests);
+        self.scheduler.wake(found.wake);
+        self.report(found.events);
+    }
+
     /// Reports faults and stalled receivers that the forwarder found.
     #[inline]
     fn report(&self, events: Events) {
@@ -225,7 +231,7 @@ impl Worker {
                 Command::Held(port, queue) => self.forwarder.wait_for(port, queue),
                 Command::Freeze(gate) => {
                     // Guests miss no notification, whoever serves them next.
-                    self.forwarder.notify_due(Instant::NEVER, true);
+                    self.notify_due(Instant::NEVER, true);
                     gate.pass();
                     self.time = self.now();
                 }

@@ -46,7 +46,7 @@ fn frames_from_a_guest_wait_for_its_rate_and_none_is_lost() {
 #[test]
 fn frames_to_a_guest_beyond_its_rate_are_dropped_and_counted_at_it() {
     let dir = Dir::new();
-    let (switch, _sink) = start(&dir, &[], "", ",rate-out=1frames,burst-out=50frames");
+    let (switch, _sink) = start(&dir, &[], "", ",rate-out=1frames,burst-out=50frames,hold=0");
     let seen = || {
         let egress = |counter| switch.counter("b", "egress", counter);
         (egress("frames"), egress("drops_rate"))
@@ -60,6 +60,21 @@ fn frames_to_a_guest_beyond_its_rate_are_dropped_and_counted_at_it() {
     send(&dir, "500", &["--rate", "5k"]).report();
     wait_for("all frames", || seen().0 >= got + 500);
     assert_eq!(seen().1, dropped);
+}
+
+#[test]
+fn frames_to_a_guest_beyond_its_rate_are_held_and_delivered_in_time() {
+    let dir = Dir::new();
+    let (switch, _sink) = start(&dir, &[], "", ",rate-out=100frames,burst-out=10frames");
+    let egress = |counter| switch.counter("b", "egress", counter);
+    let (before, began) = (egress("frames"), Instant::now());
+    send(&dir, "150", &[]).report();
+    wait_for("all frames", || egress("frames") >= before + 150);
+    // The burst, and 1.4 s for the others.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(1300), "{took:?}");
+    assert!(egress("holds") >= 100);
+    assert_eq!((egress("drops_rate"), egress("lost_aged")), (0, 0));
 }
 
 #[test]

@@ -385,7 +385,9 @@ impl Worker {
             Effect::Serve { at, max } => self.serve(at, max, now, ledger),
             Effect::NotifyDue { rests } => {
                 if self.mistake != Mistake::ForgetsLateCalls {
-                    self.forwarder.notify_due(self.time, rests);
+                    let found = self.forwarder.notify_due(self.time, rests);
+                    self.scheduler.wake(found.wake);
+                    self.record_events(found.events);
                 }
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),

@@ -356,7 +356,7 @@ pub struct Account {
     pub flood_copies: Rate,
     /// Frames from the peer, over all its queues: none is taken without tokens.
     pub rate_in: Limiter,
-    /// Frames to the peer, over all its queues: dropped without tokens.
+    /// Frames to the peer, over all its queues: held without tokens.
     pub rate_out: Limiter,
     /// Frames that the peer floods: broadcast, multicast, unknown addresses.
     pub storm: [Limiter; 3],

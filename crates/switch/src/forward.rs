@@ -33,7 +33,7 @@ use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
-use self::rates::police;
+use self::rates::{Paced, charge_out, permitted};
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
 pub use self::span::Span;
@@ -249,6 +249,8 @@ pub struct Forwarder {
     late: Vec<(Instant, PortId, u16)>,
     /// The earliest of these times.
     late_at: Instant,
+    /// Queues that hold frames for their ports' rates.
+    paced: Paced,
     /// Time of the table's last sweep.
     aged_s: u32,
     /// Entries that had been removed from the table when these were true.
@@ -283,6 +285,7 @@ impl Forwarder {
             findings: Findings::default(),
             late: Vec::new(),
             late_at: Instant::NEVER,
+            paced: Paced::default(),
             aged_s: 0,
             fdb_removals: 0,
             last_learned: None,
@@ -638,14 +641,18 @@ impl Forwarder {
             let as_it_is = queue.accepts_granted() && !is_mirrored;
             fetch(burst, group, &queue.offloads(), as_it_is);
         }
-        if port.has_rate_out() {
-            police(port, egress, group, burst, now);
-        }
         if group.floods.count_ones() < group.picks.len() as u32 {
             from.backpressure.record_destination((group.port, group.queue), now);
         }
         // After the held frames.
         let is_free = !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now);
+        // Those beyond the port's rate are held.
+        let is_rated = port.has_rate_out();
+        let mut later = Vec::new();
+        if is_rated && is_free {
+            let picks = group.picks.iter().map(|i| usize::from(*i));
+            later = group.picks.split_off(permitted(port, burst, picks, now));
+        }
         let (mut done, fault) = if self.is_measured(egress, now) {
             self.put_measured(from, port, group, burst, (&mut *queue, is_free, now))
         } else if is_free {
@@ -654,6 +661,13 @@ impl Forwarder {
             (0, None)
         };
         queue.flush();
+        if is_rated {
+            charge_out(port, burst, group.picks[..done].iter().map(|i| usize::from(*i)), now);
+            if egress.is_slow(now) {
+                egress.stats.drops_rate.add(later.drain(..).len() as u64);
+            }
+            group.picks.append(&mut later);
+        }
         if port.active() > 1 {
             self.set_steer(port.id, queue.steer());
         }

@@ -36,6 +36,8 @@ pub const HOLD_DEFAULT: u16 = 256;
 /// Longest time that a frame is held. A TCP sender retransmits it by then (RFC 6298: 1 s,
 /// Linux: 200 ms).
 pub const WAIT_MAX: Ns = Ns::from_ms(200);
+/// The same for a port with `rate-out=`: a GSO frame takes half a second of 1 Mbit/s.
+pub const RATE_WAIT_MAX: Ns = Ns::from_secs(2);
 /// Interval at which a worker re-checks full destinations that do not notify.
 pub const RETRY_INTERVAL: Ns = Ns::from_us(12_500);
 /// A destination for which senders are paused must take [`PAUSE_FRAMES_MIN`] frames in this time.

@@ -262,7 +262,7 @@ counters! {
         drops_slow,
         /// Frames held when the queue's peer disconnected.
         drops_held_down,
-        /// Frames beyond the port's `rate-out=`.
+        /// Frames beyond the port's `rate-out=` and its hold queue.
         drops_rate,
         /// Copies for this mirror port for which there was no room.
         drops_mirror,

@@ -415,7 +415,7 @@ pub const TABLE: &[Entry] = &[
     tenant("burst-in", Type::Burst, "none", "bytes and frames from its peer at once, like 64K")
         .more(" or 64K+100frames; `none`: 40 ms of the rate, at least two full frames"),
     tenant("rate-out", Type::Rate, "none", "most bits and frames per second to its peer")
-        .more("; further frames are dropped"),
+        .more("; further frames are held, then dropped"),
     tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
         .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
     tenant("storm", Type::Rate, "none", "most that its peer floods, per second and kind").more(

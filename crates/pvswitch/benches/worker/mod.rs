@@ -82,7 +82,7 @@ impl Worker {
     fn step(&mut self) {
         match self.scheduler.next(self.time, &self.forwarder) {
             Effect::Serve { at, max } => self.serve(at, max),
-            Effect::NotifyDue { rests } => self.forwarder.notify_due(self.time, rests),
+            Effect::NotifyDue { rests } => _ = self.forwarder.notify_due(self.time, rests),
             Effect::PollKicks | Effect::Pause => self.time = self.now(),
             Effect::ArmFull => self.scheduler.record_arm_full(self.forwarder.arm_blocked()),
             Effect::Wait { .. } => self.scheduler.record_wait(true),

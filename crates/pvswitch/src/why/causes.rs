@@ -191,7 +191,7 @@ const TO: [Cause; 15] = [
     ),
     cause(
         "drops_rate",
-        "are beyond its rate-out=",
+        "are beyond its rate-out= and its hold queue",
         "raise it or its burst-out=, or use rate-in= of the senders, which loses nothing",
     ),
 ];

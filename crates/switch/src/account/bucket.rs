@@ -147,6 +147,25 @@ impl Limiter {
         least.map_or(max, |n| usize::try_from(n).unwrap_or(max).clamp(1, max.max(1)))
     }
 
+    /// Number of frames, of those that cost so many frames and bytes in this order, for which there
+    /// are tokens at `now`. The last one may put the bucket into debt.
+    pub fn prefix(&self, costs: impl Iterator<Item = (u64, u64)>, now: Instant) -> usize {
+        if self.due(now).is_some() {
+            return 0;
+        }
+        let (mut bits, mut frames) = (self.bits.available(now), self.frames.available(now));
+        let spend = |left: &mut Option<u64>, count: u64| {
+            let has = left.is_none_or(|left| left > 0);
+            *left = left.map(|left| left.saturating_sub(count));
+            has
+        };
+        let fits = |(count, bytes): &(u64, u64)| {
+            let has_bits = spend(&mut bits, bytes.saturating_mul(8));
+            spend(&mut frames, *count) && has_bits
+        };
+        costs.take_while(fits).count()
+    }
+
     /// Charges `frames` frames with `bytes` bytes, taken at `now`.
     pub fn charge(&self, frames: u64, bytes: u64, now: Instant) {
         let bits = bytes.saturating_mul(8);

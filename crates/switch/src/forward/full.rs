@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use super::rates::{charge_out, permitted};
 use super::{EgressQueue, Findings, Forwarder, Group, Port, Source};
 use crate::fdb::PortId;
 use crate::frame::{BURST_MAX, Burst};
-use crate::hold::{HeldFrame, Hold};
+use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
 use crate::port::{Egress, Fault};
 use crate::stats::IngressStats;
 use crate::time::Instant;
@@ -133,7 +134,8 @@ impl Forwarder {
             let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
             let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
             let egress = &port.egress[usize::from(at.1)];
-            if egress.hold_max() == 0 {
+            // Nobody waits for the rate of another.
+            if egress.hold_max() == 0 || port.has_rate_out() {
                 continue;
             }
             let mut queue = egress.lock();
@@ -208,12 +210,16 @@ impl Forwarder {
         }
         from.stats.holds.add(kept);
         egress.stats.holds.add(kept);
+        egress.holding.store(hold.len(), Ordering::Relaxed);
+        drop(hold);
+        if self.pace(port, group.queue, now) {
+            egress.stats.drops_rate.add(lost + lost_floods);
+            return;
+        }
         from.stats.drops_no_room.add(lost);
         egress.stats.lost_no_room.add(lost);
         egress.stats.drops_no_room.add(lost_floods);
-        egress.holding.store(hold.len(), Ordering::Relaxed);
-        drop(hold);
-        if len > 0 {
+        if len > 0 && !port.has_rate_out() {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
         self.record_full((group.port, group.queue), egress, queue, now);
@@ -234,12 +240,18 @@ impl Forwarder {
     ) -> bool {
         let egress = &port.egress[usize::from(queue)];
         let mut hold = egress.held();
+        let is_rated = port.has_rate_out();
         // A slow queue holds nothing: it could not be served before its frames are too old.
-        let expires = if egress.is_slow(now) { Instant::NEVER } else { now };
+        let expires = match (egress.is_slow(now), is_rated) {
+            (true, _) => Instant::NEVER,
+            (_, true) => now - (RATE_WAIT_MAX - WAIT_MAX),
+            _ => now,
+        };
         let late = hold.expire(expires, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
         // Cheap if it is still full: senders that do not wait call this with each burst.
-        let fits = first.is_some_and(|len| to.room(len, 1) != Ok(0));
+        let waits = is_rated && self.pace(port, queue, now);
+        let fits = !waits && first.is_some_and(|len| to.room(len, 1) != Ok(0));
         let (mut sent, mut fault) = (0, None);
         if fits {
             (sent, fault) = self.send_oldest((port, queue), egress, &hold, to, now);
@@ -252,6 +264,9 @@ impl Forwarder {
         egress.holding.store(hold.len(), Ordering::Relaxed);
         let is_free = hold.is_empty();
         drop(hold);
+        if !is_free && is_rated {
+            self.pace(port, queue, now);
+        }
         if sent > 0 {
             to.flush();
             let late = egress.notify(to, sent, !is_free, now);
@@ -283,6 +298,8 @@ impl Forwarder {
             senders.push(held.from.clone());
         }
         burst.snapshot();
+        let is_rated = port.has_rate_out();
+        let n = if is_rated { permitted(port, &burst, 0..n, now) } else { n };
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
         let (done, fault) = if self.is_measured(egress, now) {
@@ -292,6 +309,9 @@ impl Forwarder {
         } else {
             self.put(to, egress, &from, &picks, &burst)
         };
+        if is_rated {
+            charge_out(port, &burst, 0..done, now);
+        }
         if port.mirror.is_on() {
             self.mirror(port, &burst, 0..done, false, now);
         }
@@ -299,7 +319,7 @@ impl Forwarder {
     }
 
     /// Records that a destination must be retried, and that this worker waits for it.
-    fn block(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    pub(super) fn block(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
         // It may have made room since it was armed, and will not notify of that again.
         self.blocked.insert(at, false);
@@ -365,7 +385,10 @@ impl Forwarder {
             let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
             let egress = &port.egress[usize::from(at.1)];
             let mut queue = egress.lock();
-            if egress.is_holding() && !self.send_held(port, at.1, &mut *queue, now) {
+            if egress.is_holding()
+                && !self.send_held(port, at.1, &mut *queue, now)
+                && !self.pace(port, at.1, now)
+            {
                 self.block(at, egress);
             }
             drop(queue);

@@ -1,6 +1,6 @@
-//! Notifications of peers that call policies delay.
+//! Notifications of peers that call policies delay, and frames that rates delay.
 
-use super::Forwarder;
+use super::{Findings, Forwarder};
 use crate::fdb::PortId;
 use crate::time::Instant;
 
@@ -13,13 +13,22 @@ impl Forwarder {
 
     /// Time of the next call of [`notify_due`](Self::notify_due).
     pub fn next_notification(&self) -> Option<Instant> {
-        (!self.late.is_empty()).then_some(self.late_at)
+        let late = (!self.late.is_empty()).then_some(self.late_at);
+        [late, self.paced.next()].into_iter().flatten().min()
     }
 
     /// Sends delayed notifications, at the end of a round: those whose time has come (all at
     /// [`Instant::NEVER`]). If the worker `rests` (found nothing, or goes to sleep), also those
-    /// that only gather more frames.
-    pub fn notify_due(&mut self, now: Instant, rests: bool) {
+    /// that only gather more frames. Before that, delivers held frames that rates permit by now.
+    pub fn notify_due(&mut self, now: Instant, rests: bool) -> Findings {
+        if now < Instant::NEVER && self.paced.next().is_some_and(|at| at <= now) {
+            self.send_paced(now);
+        }
+        self.notify_late(now, rests);
+        std::mem::take(&mut self.findings)
+    }
+
+    fn notify_late(&mut self, now: Instant, rests: bool) {
         if self.late.is_empty() || !rests && self.late_at > now {
             return;
         }

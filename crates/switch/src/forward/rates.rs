@@ -1,13 +1,16 @@
 //! Rates of ports: frames that a port's account permits in each direction.
 //!
 //! Frames from a peer wait in its ring until there are tokens: nothing is lost, and the peer's own
-//! queues work as on a slow link. Frames to a peer are dropped: their senders are others, who may
-//! send to other ports meanwhile.
+//! queues work as on a slow link. Frames to a peer are held for it, as for a full queue, and
+//! delivered when there are tokens; those beyond its hold queue are dropped. Nobody waits for it:
+//! their senders are others, who may send to other ports meanwhile.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{EgressQueue, Forwarder, Group, Port, Source};
+use super::{Forwarder, Port, Source};
 use crate::account::{Limiter, RateLimits};
+use crate::fdb::PortId;
 use crate::frame::Burst;
 use crate::offload;
 use crate::time::Instant;
@@ -76,21 +79,73 @@ fn on_wire(burst: &Burst<'_>, i: usize) -> (u64, u64) {
     offload::on_wire(burst.head(i), frame.len, &frame.hdr)
 }
 
-/// Drops the frames of a group beyond the rate of its port. Under the queue's lock.
+/// Number of frames of a burst, of `picks` in order, that the rate to a port permits now.
 #[cold]
-pub(super) fn police(
+pub(super) fn permitted(
     port: &Port,
-    egress: &EgressQueue,
-    group: &mut Group,
     burst: &Burst<'_>,
+    picks: impl Iterator<Item = usize>,
+    now: Instant,
+) -> usize {
+    port.account.rate_out.prefix(picks.map(|i| on_wire(burst, i)), now)
+}
+
+/// Charges delivered frames to the rate of their port.
+#[cold]
+pub(super) fn charge_out(
+    port: &Port,
+    burst: &Burst<'_>,
+    picks: impl Iterator<Item = usize>,
     now: Instant,
 ) {
-    let mut stays = 0_u64;
-    for i in group.picks.iter().map(|pick| usize::from(*pick)) {
-        let (frames, bytes) = on_wire(burst, i);
-        stays |= u64::from(port.account.rate_out.admit(frames, bytes, now)) << i;
+    let sum = |sum: (u64, u64), wire: (u64, u64)| (sum.0 + wire.0, sum.1 + wire.1);
+    let (frames, bytes) = picks.map(|i| on_wire(burst, i)).fold((0, 0), sum);
+    port.account.rate_out.charge(frames, bytes, now);
+}
+
+/// Queues that hold frames until their ports' rates permit them, each with its time.
+#[derive(Default)]
+pub(super) struct Paced(Vec<(Instant, PortId, u16)>);
+
+impl Paced {
+    /// The earliest time.
+    pub fn next(&self) -> Option<Instant> {
+        self.0.iter().map(|(at, ..)| *at).min()
     }
-    let all = group.picks.len();
-    group.retain(|i| stays & 1 << i != 0);
-    egress.stats.drops_rate.add((all - group.picks.len()) as u64);
+
+    fn set(&mut self, port: PortId, queue: u16, at: Instant) {
+        self.0.retain(|(_, other, n)| (*other, *n) != (port, queue));
+        self.0.push((at, port, queue));
+    }
+}
+
+impl Forwarder {
+    /// If the rate to a port permits no frame now, has this worker deliver those held for one of
+    /// its queues when it does. Returns whether it is so.
+    #[cold]
+    pub(super) fn pace(&mut self, port: &Port, queue: u16, now: Instant) -> bool {
+        let due = if port.has_rate_out() { port.account.rate_out.due(now) } else { None };
+        if let Some(at) = due {
+            self.paced.set(port.id, queue, at);
+        }
+        due.is_some()
+    }
+
+    /// Delivers held frames that rates permit by now.
+    #[cold]
+    pub(super) fn send_paced(&mut self, now: Instant) {
+        let table = Arc::clone(&self.table);
+        let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
+        for (_, id, queue) in due {
+            let port = table.get(usize::from(id.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|port| port.active() > queue) else { continue };
+            let egress = &port.egress[usize::from(queue)];
+            let mut to = egress.lock();
+            let is_free = !egress.is_holding() || self.send_held(port, queue, &mut *to, now);
+            if !is_free && !self.pace(port, queue, now) {
+                self.block((id, queue), egress);
+            }
+        }
+        self.send_copies(now);
+    }
 }

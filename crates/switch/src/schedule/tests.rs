@@ -230,7 +230,10 @@ impl Worker {
                 return true;
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
-            Effect::NotifyDue { rests } => self.forwarder.notify_due(now, *rests),
+            Effect::NotifyDue { rests } => {
+                let found = self.forwarder.notify_due(now, *rests);
+                self.scheduler.wake(found.wake);
+            }
             Effect::Retry { all, .. } => {
                 let mut began = now;
                 let Self { forwarder, scheduler, clock, .. } = self;

@@ -20,25 +20,76 @@ fn numbered(to: [u8; 6], range: std::ops::Range<u32>) -> Vec<Vec<u8>> {
     range.map(|n| frame(to, mac(1), n)).collect()
 }
 
+impl Rig {
+    /// Sleeps until the next time that the forwarder wants to be called at; false: there is none.
+    fn nap(&mut self) -> bool {
+        let Some(at) = self.forwarder.next_notification() else { return false };
+        self.now = self.now.max(at);
+        self.found.merge(self.forwarder.notify_due(self.now, false));
+        true
+    }
+}
+
 #[test]
-fn frames_beyond_the_rate_of_their_receiver_are_dropped_there_and_in_order() {
+fn frames_beyond_the_rate_of_their_receiver_are_held_in_order_and_dropped_beyond_its_hold_queue() {
     for mode in [Mode::Switch, Mode::Cross] {
         let mut rig = Rig::new(mode, 3, 1);
         rig.send(1, &[frame(BROADCAST, mac(2), 0)]);
         rig.got(0);
         rig.got(2);
         set(&rig, 1, frames(10, 4));
+        rig.egress(1).set_hold_max(3);
         rig.send(0, &numbered(mac(2), 0..6));
-        assert_eq!(serials(&rig.got(1)), [0, 1, 2, 3], "{mode:?}");
-        assert_eq!(rig.egress(1).stats.drops_rate.get(), 2);
+        assert_eq!((serials(&rig.got(1)), rig.held(1)), (vec![0, 1, 2, 3], 2), "{mode:?}");
         rig.now += Ns::from_ms(200);
-        rig.send(0, &numbered(mac(2), 6..10));
-        assert_eq!(serials(&rig.got(1)), [6, 7]);
-        assert_eq!(rig.held(1), 0, "dropped, not held");
+        assert!(rig.nap());
+        assert_eq!(serials(&rig.got(1)), [4, 5]);
+        assert!(!rig.nap(), "no wake-up without frames");
+        rig.send(0, &numbered(mac(2), 6..14));
+        assert_eq!((rig.got(1).len(), rig.held(1)), (0, 3));
+        assert_eq!(rig.egress(1).stats.drops_rate.get(), 5);
+        assert_eq!(rig.stats(0).drops_no_room.get(), 0, "no loss of a full queue");
+        assert_eq!((rig.budget(0), rig.forwarder.is_blocked()), (BURST_MAX, false), "no pause");
+        // Held for longer than for a full queue.
+        rig.now += Ns::from_ms(350);
+        rig.nap();
+        assert_eq!(serials(&rig.got(1)), [6, 7, 8]);
+        rig.send(0, &numbered(mac(2), 14..17));
         set(&rig, 1, RateLimits::default());
-        rig.send(0, &numbered(mac(2), 10..13));
-        assert_eq!(serials(&rig.got(1)), [10, 11, 12]);
-        assert_eq!(rig.egress(1).stats.drops_rate.get(), 4);
+        rig.send(0, &numbered(mac(2), 17..19));
+        assert_eq!(serials(&rig.got(1)).last_chunk(), Some(&[17, 18]));
+        assert_eq!((rig.held(1), rig.egress(1).stats.drops_rate.get()), (0, 5));
+    }
+}
+
+/// A sender with a window: each frame delivered lets it send another. Dropping what is beyond the
+/// rate would leave it idle.
+#[test]
+fn sender_with_a_window_gets_the_rate() {
+    for (rate, window) in [(1_000_000, 12), (100_000_000, 64), (10_000_000_000, 256)] {
+        let mut rig = Rig::new(Mode::Cross, 2, 1);
+        set(&rig, 1, bits(rate, rate / 1000 + 12_000));
+        let (start, mut sent, mut acked) = (rig.now, 0_u32, 0_usize);
+        let bytes = |n| [frame(mac(2), mac(1), n), vec![0; 1450]].concat();
+        let len = bytes(0).len() as u64;
+        let frames_in_1_s = rate / 8 / len;
+        let all = frames_in_1_s.clamp(100, 20_000) as usize;
+        while acked < all {
+            while (sent as usize) < acked + window {
+                let n = (acked + window - sent as usize).min(BURST_MAX) as u32;
+                let burst: Vec<_> = (sent..sent + n).map(bytes).collect();
+                rig.send(0, &burst);
+                sent += n;
+            }
+            let got = rig.got(1).len();
+            acked += got;
+            assert!(got > 0 || rig.nap(), "it stalls");
+        }
+        let took = (rig.now - start).get() as f64 / 1e9;
+        let part = (acked as u64 * len * 8) as f64 / took / rate as f64;
+        let burst = (rate / 1000 + 12_000) as f64 / (all as u64 * len * 8) as f64;
+        assert!((0.98..1.02 + burst).contains(&part), "{rate}: {part}");
+        assert_eq!(rig.egress(1).stats.drops_rate.get(), 0);
     }
 }
 
@@ -73,10 +124,10 @@ fn frame_with_gso_counts_all_its_bytes_with_the_headers_of_each_segment() {
     rig.send_all(0, vec![(bytes.clone(), hdr), (bytes.clone(), hdr)]);
     rig.now += Ns::from_ms(999);
     rig.send_all(0, vec![(bytes.clone(), hdr)]);
-    assert_eq!((rig.got(1).len(), rig.egress(1).stats.drops_rate.get()), (1, 2));
+    assert_eq!((rig.got(1).len(), rig.held(1)), (1, 2));
     rig.now += Ns::from_ms(1);
     rig.send_all(0, vec![(bytes, hdr)]);
-    assert_eq!(rig.got(1).len(), 1);
+    assert_eq!((rig.got(1).len(), rig.held(1)), (1, 2));
 }
 
 #[test]
