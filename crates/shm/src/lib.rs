@@ -39,6 +39,10 @@ pub use guard::{mappings_lost, prepare};
 
 /// Atomics and fences: the standard ones, or loom's under `cfg(loom)`.
 pub mod sync {
+    /// Keeps the compiler from moving memory accesses across it: for the order in which a killed
+    /// thread's stores stay behind.
+    pub use std::sync::atomic::compiler_fence;
+
     #[cfg(loom)]
     pub use loom::sync::atomic::{Ordering, fence};
     #[cfg(not(loom))]

@@ -2,7 +2,7 @@
 
 use shm::GuestMemory;
 
-use super::packed::{self, PackedDevice};
+use super::packed::{self, Ledger, PackedDevice};
 use super::split::{self, SplitDevice};
 use super::{Armed, Chain, Features, Layout, LayoutError, Malformed, Taken};
 
@@ -62,6 +62,16 @@ impl DeviceQueue {
     fn split(parts: split::Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         let next = u16::try_from(base).map_err(|_| LayoutError::Base(base))?;
         Ok(Self(Kind::Split(SplitDevice::new(parts, features, next))))
+    }
+
+    /// Writes the progress of a packed ring down for a successor, which
+    /// [recovers](Ledger::recover) its position. Between two bursts. A split ring needs none: its
+    /// used index is in its memory.
+    pub fn keep(&mut self, ledger: Ledger) {
+        match &mut self.0 {
+            Kind::Split(_) => {}
+            Kind::Packed(q) => q.keep(ledger),
+        }
     }
 
     /// Number of descriptors.

@@ -20,6 +20,7 @@ pub use crate::Armed;
 pub use device::DeviceQueue;
 pub use driver::DriverQueue;
 pub use indirect::IndirectPool;
+pub use packed::Ledger;
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
-use super::{AVAIL, DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
+use super::{AVAIL, DESC_FLAGS, Ledger, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
     Malformed, NextDesc, Taken, index, lo16, lo32,
@@ -25,6 +25,10 @@ pub(crate) struct PackedDevice {
     /// Slots taken and not yet visibly used; never more than the ring has.
     held: u16,
     fault: Option<Malformed>,
+    /// Where progress is written down, if a successor may need it.
+    ledger: Option<Ledger>,
+    /// Position up to which chains are published, for the ledger.
+    published: Pos,
 }
 
 /// Base of an unused ring: position 0, wrap 1, for both sides.
@@ -47,8 +51,27 @@ impl PackedDevice {
             |bits: u64| Pos::from_bits(lo16(bits), parts.size).ok_or(LayoutError::Base(base));
         let avail = half(u64::from(base))?;
         let used = half(u64::from(base >> 16))?;
-        let (first, fault) = (None, None);
-        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, held: 0, fault })
+        Ok(Self {
+            parts,
+            features,
+            avail,
+            used,
+            first: None,
+            moved: 0,
+            unpublished: 0,
+            held: 0,
+            fault: None,
+            ledger: None,
+            published: used,
+        })
+    }
+
+    /// Writes progress down from here on, between two bursts.
+    pub(crate) fn keep(&mut self, ledger: Ledger) {
+        assert!(self.first.is_none(), "within a burst");
+        self.published = self.used;
+        ledger.start(self.used, self.parts.size);
+        self.ledger = Some(ledger);
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -220,6 +243,11 @@ impl PackedDevice {
         let at = self.used.offset();
         let write = if len > 0 { DESC_WRITE } else { 0 };
         let flags = self.used.used_bits() | write;
+        if let Some(ledger) = &self.ledger {
+            let mut next = self.used;
+            next.advance(slots, self.parts.size);
+            ledger.put(self.published, self.used, next, id, slots, len);
+        }
         if self.first.is_none() {
             self.parts.desc.store_u32(at + 8, len);
             self.parts.desc.store_u16(at + 12, id);
@@ -246,6 +274,10 @@ impl PackedDevice {
             // The first used descriptor is written last, so that the driver sees the burst as a
             // whole; pairs with the acquire in its `take_used`.
             self.parts.desc.sync_store(pos.offset() + DESC_FLAGS, flags, Ordering::Release);
+            if let Some(ledger) = &self.ledger {
+                ledger.publish(self.used);
+                self.published = self.used;
+            }
             let used = std::mem::take(&mut self.unpublished);
             assert!(used <= self.held, "more chains used than taken");
             self.held -= used;

@@ -12,9 +12,11 @@
 
 mod device;
 mod driver;
+mod ledger;
 
 pub(super) use device::PackedDevice;
 pub(super) use driver::PackedDriver;
+pub use ledger::Ledger;
 
 use shm::sync::Ordering;
 use shm::{Area, GuestMemory};
