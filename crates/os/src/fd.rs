@@ -71,6 +71,16 @@ fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
+/// Makes a file of `len` bytes in memory.
+///
+/// # Errors
+/// Out of descriptors or memory.
+pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    Ok(fd)
+}
+
 /// Whether `fd` is the kernel's shared memory (memfd, shmem, hugetlbfs): unlike a file on a user's
 /// file system, access to it cannot wait for another process.
 pub fn is_memory(fd: BorrowedFd<'_>) -> bool {

@@ -8,15 +8,14 @@
 //! damaged, is refused.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use rustix::fs::MemfdFlags;
-
 use crate::poll::{Until, wait};
-use crate::socket::{Received, recv, send};
+use crate::socket::{Received, peek, recv, send};
 
 /// Start of every state.
 const MAGIC: [u8; 8] = *b"PVSWITCH";
@@ -128,13 +127,34 @@ pub fn send_state(
     fds: &[BorrowedFd<'_>],
     deadline: Instant,
 ) -> Result<(), HandoverError> {
-    let memfd = rustix::fs::memfd_create("pvswitch-state", MemfdFlags::CLOEXEC);
-    let memfd = std::fs::File::from(memfd.map_err(io::Error::from)?);
-    memfd.write_all_at(&seal(version, state), 0)?;
+    let memfd = sealed(version, state)?;
     let count = u32::try_from(fds.len()).ok().filter(|count| *count <= DESCRIPTORS_MAX);
     let count = count.ok_or_else(|| io::Error::other("too many descriptors"))?;
     send_all(socket, &count.to_le_bytes(), &[memfd.as_fd()], deadline)?;
     fds.chunks(BATCH).try_for_each(|batch| send_all(socket, b"fd", batch, deadline))
+}
+
+/// Makes a memfd with a state.
+fn sealed(version: u32, state: &[u8]) -> io::Result<File> {
+    let memfd = File::from(crate::memfd("pvswitch-state", 0)?);
+    memfd.write_all_at(&seal(version, state), 0)?;
+    Ok(memfd)
+}
+
+/// Reads and checks a state.
+fn opened(memfd: &File, version: u32) -> Result<Vec<u8>, HandoverError> {
+    let mut head = [0; HEADER_LEN];
+    memfd.read_exact_at(&mut head, 0).map_err(|_| HandoverError::Foreign)?;
+    let (len, sum) = header(&head, version)?;
+    if memfd.metadata()?.len() != HEADER_LEN as u64 + len {
+        return Err(HandoverError::Damaged);
+    }
+    let mut state = vec![0; usize::try_from(len).map_err(|_| HandoverError::Damaged)?];
+    memfd.read_exact_at(&mut state, HEADER_LEN as u64)?;
+    if checksum(&state) != sum {
+        return Err(HandoverError::Damaged);
+    }
+    Ok(state)
 }
 
 fn send_all(
@@ -164,18 +184,7 @@ pub fn receive_state(
     let mut count = [0; 4];
     let mut fds = receive(socket, &mut count, deadline)?;
     let (Some(memfd), 1) = (fds.pop(), fds.len() + 1) else { return Err(HandoverError::Foreign) };
-    let memfd = std::fs::File::from(memfd);
-    let mut head = [0; HEADER_LEN];
-    memfd.read_exact_at(&mut head, 0).map_err(|_| HandoverError::Foreign)?;
-    let (len, sum) = header(&head, version)?;
-    if memfd.metadata()?.len() != HEADER_LEN as u64 + len {
-        return Err(HandoverError::Damaged);
-    }
-    let mut state = vec![0; usize::try_from(len).map_err(|_| HandoverError::Damaged)?];
-    memfd.read_exact_at(&mut state, HEADER_LEN as u64)?;
-    if checksum(&state) != sum {
-        return Err(HandoverError::Damaged);
-    }
+    let state = opened(&File::from(memfd), version)?;
     let count = u32::from_le_bytes(count);
     if count > DESCRIPTORS_MAX {
         return Err(HandoverError::Foreign);
@@ -188,6 +197,136 @@ pub fn receive_state(
         fds.extend(batch);
     }
     Ok((state, fds))
+}
+
+/// Packs a state and its descriptors into sockets that hold them until they are closed: what a
+/// store of descriptors keeps. One socket for each 128 descriptors.
+///
+/// # Errors
+/// Out of descriptors or memory, or too many descriptors on the way in the system
+/// (`RLIMIT_NOFILE` of the user).
+pub fn pack(version: u32, state: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
+    let memfd = sealed(version, state)?;
+    let all: Vec<_> = std::iter::once(memfd.as_fd()).chain(fds.iter().copied()).collect();
+    let parts = all.chunks(BATCH);
+    let count = parts.len() as u32;
+    let pack = |(at, fds): (u32, &[BorrowedFd<'_>])| {
+        let (held, from) = crate::socketpair()?;
+        let head = [at.to_le_bytes(), count.to_le_bytes()].concat();
+        if send(from.as_fd(), &head, fds)? {
+            return Ok(held);
+        }
+        Err(io::Error::other("a message was not sent whole"))
+    };
+    (0..).zip(parts).map(pack).collect()
+}
+
+/// Opens what [`pack`] made, in any order of the sockets, which hold it still.
+///
+/// # Errors
+/// [`HandoverError`]: a part is missing, or what is in it is refused.
+pub fn unpack(
+    version: u32,
+    parts: &[BorrowedFd<'_>],
+) -> Result<(Vec<u8>, Vec<OwnedFd>), HandoverError> {
+    let mut found = Vec::new();
+    for part in parts {
+        let (mut head, mut fds) = ([0; 8], Vec::new());
+        let got = peek(*part, &mut head, &mut fds, BATCH)?;
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+        if got != Received::Bytes(8) || word(4) as usize != parts.len() {
+            return Err(HandoverError::Damaged);
+        }
+        found.push((word(0), fds));
+    }
+    found.sort_by_key(|(at, _)| *at);
+    if !found.iter().map(|(at, _)| *at as usize).eq(0..parts.len()) {
+        return Err(HandoverError::Damaged);
+    }
+    let mut fds = found.into_iter().flat_map(|(_, fds)| fds);
+    let memfd = fds.next().ok_or(HandoverError::Damaged)?;
+    Ok((opened(&File::from(memfd), version)?, fds.collect()))
+}
+
+/// A file in memory that holds one state or the one before: written alternately in two places, so
+/// that one is valid whenever the writer is killed.
+pub struct StateFile {
+    file: File,
+    /// Number of states written.
+    number: u64,
+}
+
+/// Distance of the places, in bytes; the file is sparse.
+const PLACE: u64 = 1 << 34;
+/// Where the first one begins; before it is space for marks.
+const FIRST_PLACE: u64 = 1 << 20;
+
+impl StateFile {
+    /// Makes an empty one.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { file: File::from(crate::memfd("pvswitch-live", FIRST_PLACE)?), number: 0 })
+    }
+
+    /// Uses one that another process wrote.
+    pub fn open(fd: OwnedFd) -> Self {
+        Self { file: File::from(fd), number: 0 }
+    }
+
+    /// Writes a state. It replaces the one before the last.
+    ///
+    /// # Errors
+    /// Out of memory; the last state stays valid.
+    pub fn write(&mut self, version: u32, state: &[u8]) -> io::Result<()> {
+        let number = self.number + 1;
+        let numbered = [&number.to_le_bytes(), state].concat();
+        let at = FIRST_PLACE + PLACE * (number % 2);
+        self.file.write_all_at(&seal(version, &numbered), at)?;
+        self.number = number;
+        Ok(())
+    }
+
+    /// Reads the last whole state, if there is one.
+    pub fn read(&mut self, version: u32) -> Option<Vec<u8>> {
+        let read = |place: u64| {
+            let at = FIRST_PLACE + PLACE * place;
+            let mut head = [0; HEADER_LEN];
+            self.file.read_exact_at(&mut head, at).ok()?;
+            let (len, sum) = header(&head, version).ok()?;
+            let held = self.file.metadata().ok()?.len();
+            let ends = at.checked_add(HEADER_LEN as u64)?.checked_add(len)?;
+            let mut state = vec![0; usize::try_from(len).ok().filter(|_| ends <= held)?];
+            self.file.read_exact_at(&mut state, at + HEADER_LEN as u64).ok()?;
+            let number = u64::from_le_bytes(*state.first_chunk()?);
+            (checksum(&state) == sum).then_some((number, state))
+        };
+        let (number, state) = [read(0), read(1)].into_iter().flatten().max_by_key(|(n, _)| *n)?;
+        self.number = number;
+        Some(state[8..].to_vec())
+    }
+
+    /// Writes a mark: bytes below 1 MiB that a successor reads as they were at the kill.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn mark(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        debug_assert!(at + bytes.len() as u64 <= FIRST_PLACE, "marks are before the states");
+        self.file.write_all_at(bytes, at)
+    }
+
+    /// Reads marks; 0 where none was written.
+    pub fn marks(&self, at: u64, bytes: &mut [u8]) {
+        bytes.fill(0);
+        let _ = self.file.read_exact_at(bytes, at);
+    }
+}
+
+impl AsFd for StateFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 /// Receives exactly one message; returns its descriptors.
@@ -211,68 +350,4 @@ fn receive(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::{eventfd, signal, socketpair, wait_readable};
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(20)
-    }
-
-    #[test]
-    fn state_and_many_descriptors_arrive_in_order() {
-        let (a, b) = socketpair().unwrap();
-        let events: Vec<_> = (0..300).map(|_| eventfd().unwrap()).collect();
-        signal(events[299].as_fd());
-        let state: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
-        let receiver = std::thread::spawn(move || receive_state(b.as_fd(), 7, soon()).unwrap());
-        let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
-        send_state(a.as_fd(), 7, &state, &fds, soon()).unwrap();
-        let (got, fds) = receiver.join().unwrap();
-        assert_eq!((got, fds.len()), (state, 300));
-        let ready = |at: usize| wait_readable(fds[at].as_fd(), Duration::ZERO).unwrap();
-        assert_eq!([ready(0), ready(298), ready(299)], [false, false, true]);
-    }
-
-    /// Sends bytes in place of a sealed state.
-    fn sent(bytes: &[u8], fds: usize) -> HandoverError {
-        let (a, b) = socketpair().unwrap();
-        let memfd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        let memfd = std::fs::File::from(memfd);
-        memfd.write_all_at(bytes, 0).unwrap();
-        send_all(a.as_fd(), &0_u32.to_le_bytes(), &vec![memfd.as_fd(); fds], soon()).unwrap();
-        receive_state(b.as_fd(), 7, soon()).unwrap_err()
-    }
-
-    #[test]
-    fn damaged_foreign_and_other_states_are_refused() {
-        let good = seal(7, b"some state");
-        assert!(matches!(sent(b"", 1), HandoverError::Foreign));
-        assert!(matches!(sent(&good, 0), HandoverError::Foreign));
-        assert!(matches!(sent(&good, 2), HandoverError::Foreign));
-        assert!(matches!(sent(&[0; 64], 1), HandoverError::Foreign));
-        let other = sent(&seal(8, b"some state"), 1);
-        assert!(matches!(other, HandoverError::Version { got: 8, want: 7 }), "{other}");
-        assert!(matches!(sent(&good[..good.len() - 1], 1), HandoverError::Damaged));
-        // Whatever byte changes.
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 4;
-            let error = sent(&bad, 1);
-            assert!(!matches!(error, HandoverError::Os(_) | HandoverError::Late), "{at}: {error}");
-        }
-    }
-
-    #[test]
-    fn receiver_that_ends_or_says_nothing_is_an_error() {
-        let (a, b) = socketpair().unwrap();
-        let past = Instant::now();
-        assert!(matches!(receive_state(a.as_fd(), 7, past), Err(HandoverError::Late)));
-        drop(b);
-        assert!(matches!(receive_state(a.as_fd(), 7, soon()), Err(HandoverError::Closed)));
-        let sent = send_state(a.as_fd(), 7, b"x", &[], soon());
-        assert!(matches!(sent, Err(HandoverError::Closed)));
-    }
-}
+mod tests;

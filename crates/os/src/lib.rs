@@ -32,8 +32,8 @@ mod users;
 
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
-pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
-pub use handover::{HandoverError, receive_state, send_state};
+pub use fd::{FdKind, fd_kind, is_memory, memfd, open_device, read, set_nonblocking, write};
+pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, unpack};
 pub use inherit::{InheritError, inherited_by_name};
 pub use listen::{Listener, Permissions, create_directory, is_tcp_listener};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};

@@ -238,11 +238,31 @@ pub fn recv(
     fds: &mut Vec<OwnedFd>,
     fds_max: usize,
 ) -> io::Result<Received> {
+    recv_with(socket, buf, fds, fds_max, RecvFlags::empty())
+}
+
+/// As [`recv`], and the message stays in the socket: the descriptors are further ones of the same.
+pub(crate) fn peek(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    fds_max: usize,
+) -> io::Result<Received> {
+    recv_with(socket, buf, fds, fds_max, RecvFlags::PEEK)
+}
+
+fn recv_with(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    fds_max: usize,
+    flags: RecvFlags,
+) -> io::Result<Received> {
     // As many as a message can carry: the kernel closes descriptors without room here, and a close
     // may block.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = loop {
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags) {
             Err(Errno::INTR) => {}

@@ -161,6 +161,13 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortText>,
+    /// Start another process if this one is killed: guests stay connected. Under systemd, by its store
+    /// (FileDescriptorStoreMax=)
+    #[arg(long)]
+    pub keep: bool,
+    /// Run under the keeper that started this process, by `run --keep`
+    #[arg(long, hide = true, conflicts_with = "keep")]
+    pub kept: bool,
     /// Take over the switch of the process that started this one, by `ctl upgrade`
     #[arg(long, hide = true, exclusive = true)]
     pub takeover: bool,

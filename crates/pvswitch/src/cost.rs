@@ -35,9 +35,15 @@ pub fn costs() -> Costs {
     costs_on(None)
 }
 
+static COSTS: OnceLock<Costs> = OnceLock::new();
+
+/// Uses the costs that a process before measured on this machine.
+pub fn adopt(costs: Costs) {
+    let _ = COSTS.set(costs);
+}
+
 /// As [`costs`], with the sleeper on this CPU if the process may use it.
 pub fn costs_on(cpu: Option<usize>) -> Costs {
-    static COSTS: OnceLock<Costs> = OnceLock::new();
     *COSTS.get_or_init(|| {
         let (costs, doubt) = measure(LONGEST, cpu).unwrap_or_else(|error| {
             let doubt = format!("could not measure the cost of sleeping: {error}");

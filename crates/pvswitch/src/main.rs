@@ -12,6 +12,7 @@ mod error;
 mod generate;
 mod hints;
 mod http;
+mod keeper;
 mod lab;
 mod limit;
 mod log;
@@ -39,7 +40,7 @@ use cli::{Cli, Command, RunArgs};
 use config::Origin;
 pub use error::{AnyError, Usage};
 use pool::Placement;
-use run::Options;
+use run::{Options, Start};
 use spec::Access;
 use switch::forward::Mode;
 
@@ -55,6 +56,12 @@ fn main() -> ExitCode {
         let _ = log::init(log::Format::Human);
     }
     let result = match cli.command {
+        Command::Run(args) if args.keep && !is_managed() => {
+            match keeper::command(std::env::args_os().skip(1)) {
+                Ok(code) => return code,
+                Err(error) => Err(error),
+            }
+        }
         Command::Run(args) => run_command(args),
         Command::Check(args) => match config::check(&args) {
             Ok(false) => return ExitCode::FAILURE,
@@ -101,25 +108,30 @@ fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// Whether a service manager can keep descriptors for us.
+fn is_managed() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
 fn run_command(args: RunArgs) -> Result<(), AnyError> {
-    if args.takeover {
-        return take_over();
+    let mut start = match &args {
+        RunArgs { takeover: true, .. } => Start::takeover()?,
+        RunArgs { keep: true, .. } | RunArgs { kept: true, .. } => Start::kept(args.keep)?,
+        _ => Start::new()?,
+    };
+    if let Some(takeover) = &start.takeover {
+        match taken_options(takeover) {
+            Ok(options) => return Ok(run::run(options, start)?),
+            Err(error) if takeover.is_after_kill() => start.discard(&error),
+            Err(error) => {
+                takeover.fail(&error);
+                return Err(error);
+            }
+        }
     }
     let (options, log) = options(args).map_err(|error| Usage(error.to_string()))?;
     log::init(log)?;
-    Ok(run::run(options, None)?)
-}
-
-/// Takes over the switch of the process that started this one.
-fn take_over() -> Result<(), AnyError> {
-    let takeover = run::Takeover::receive()?;
-    match taken_options(&takeover) {
-        Ok(options) => Ok(run::run(options, Some(takeover))?),
-        Err(error) => {
-            takeover.fail(&error);
-            Err(error)
-        }
-    }
+    Ok(run::run(options, start)?)
 }
 
 /// Options of the switch that is taken over.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -66,8 +66,23 @@ pub struct Common {
     pub reports: Sender<Report>,
     /// Wakes the reader of reports.
     pub reports_wake: Arc<OwnedFd>,
+    /// Set by a worker that wakes up, which then wakes the reader of reports: counters are kept
+    /// while there is traffic. `None`: they are not.
+    pub active: Option<Arc<AtomicBool>>,
     /// The clock of policies and accounts.
     pub clock: Clock,
+}
+
+impl Common {
+    /// Reports, once until counters are kept, that a worker has woken up.
+    pub fn report_activity(&self) {
+        if let Some(active) = &self.active
+            && !active.load(Ordering::Relaxed)
+            && !active.swap(true, Ordering::AcqRel)
+        {
+            os::signal(self.reports_wake.as_fd());
+        }
+    }
 }
 
 /// The worker threads, and which of them serves each queue.

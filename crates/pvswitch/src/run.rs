@@ -10,10 +10,12 @@ mod events;
 mod flaps;
 mod handover;
 mod inherited;
+mod keep;
 mod manager;
 mod mirrors;
 mod reload;
 mod requests;
+mod restore;
 mod rights;
 mod setup;
 mod show;
@@ -26,7 +28,7 @@ mod vhost;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,8 +53,10 @@ use vhost_user::foreign;
 use self::clients::Clients;
 pub use self::error::RunError;
 use self::events::Events;
+use self::keep::Keep;
 use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
+pub use self::restore::Start;
 use self::rights::Rights;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
@@ -188,6 +192,7 @@ enum Event {
     Hangup,
     Reports,
     ControlListener,
+    Keeper,
     Client,
     Http,
     Listener(String),
@@ -235,6 +240,10 @@ struct System {
     /// Descriptors of the process before, until they are used.
     inherited: Inherited,
     taken_over: Option<TakenOver>,
+    /// State kept for the next process, if this one is killed.
+    keep: Option<Keep>,
+    /// The keeper's socket, to notice its end.
+    keeper: Option<OwnedFd>,
     /// Another process has the switch.
     handed_over: bool,
 }
@@ -255,13 +264,14 @@ fn watch(
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time: a new one, or that of
 /// another process.
-pub fn run(options: Options, mut takeover: Option<Takeover>) -> Result<(), RunError> {
-    let started = setup::start(options, &mut takeover);
-    if let (Err(error), Some(takeover)) = (&started, &takeover) {
+pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
+    start.errors.iter().for_each(|error| tracing::error!("{error}"));
+    let started = setup::start(options, &mut start);
+    if let (Err(error), Some(takeover)) = (&started, &start.takeover) {
         takeover.fail(error);
     }
     let mut system = started?;
-    if let Some(takeover) = takeover {
+    if let Some(takeover) = start.takeover {
         system.take_over(takeover)?;
     } else {
         system.start_ports()?;
@@ -274,6 +284,7 @@ pub fn run(options: Options, mut takeover: Option<Takeover>) -> Result<(), RunEr
         system.options.policy
     );
     system.report_ready();
+    system.start_keeping();
     while !system.stop {
         system.round()?;
     }
@@ -281,12 +292,21 @@ pub fn run(options: Options, mut takeover: Option<Takeover>) -> Result<(), RunEr
         // Nothing is undone: sockets, interfaces and rings are the other process's.
         std::process::exit(0);
     }
+    system.end_keeping();
     system.shutdown();
     Ok(())
 }
 
 impl System {
-    fn new(options: Options, inherited: Inherited) -> Result<Self, RunError> {
+    fn new(
+        options: Options,
+        mut inherited: Inherited,
+        keep: Option<Keep>,
+    ) -> Result<Self, RunError> {
+        let keep = match inherited.keep.take() {
+            Some((state, keeper)) => Some(Keep::import(state, keeper).map_err(os("store"))?),
+            None => keep,
+        };
         let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
@@ -299,6 +319,7 @@ impl System {
             costs: crate::cost::costs_on(options.cpus.first().copied()),
             reports: reports_tx,
             reports_wake: Arc::clone(&wake),
+            active: keep.as_ref().map(Keep::active),
             clock: Clock::start(),
         };
         let pool = Pool::start(options.workers, &options.cpus, options.placement, common)
@@ -335,6 +356,8 @@ impl System {
             program: upgrade::program(),
             inherited,
             taken_over: None,
+            keep,
+            keeper: None,
             handed_over: false,
         };
         system.watch(wake.as_fd(), Event::Reports)?;
@@ -391,6 +414,7 @@ impl System {
     }
 
     fn insert_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        self.touch(&spec.name);
         let taken = self.xen_auto.as_ref().is_some_and(|auto| auto.name == spec.name);
         if taken || self.ports.contains_key(&spec.name) {
             return Err(RunError::DuplicatePort(spec.name.clone()));
@@ -601,6 +625,7 @@ impl System {
             .chain(self.events.due())
             .chain(self.xen_due())
             .chain(self.manager.due())
+            .chain(self.live_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
@@ -618,6 +643,8 @@ impl System {
         self.xen_tick();
         self.tick_manager();
         self.publish_changes();
+        self.keep_changes();
+        self.tick_live();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
     }
@@ -697,7 +724,11 @@ impl System {
                 os::drain(self.hangups.as_fd());
                 self.reload_on_signal();
             }
-            Event::Reports => self.read_reports(),
+            Event::Reports => {
+                self.begin_live();
+                self.read_reports();
+            }
+            Event::Keeper => self.lose_keeper(),
             Event::ControlListener => self.accept_client(),
             Event::Client => self.serve_client(token),
             Event::Http => self.serve_http(),

@@ -335,6 +335,7 @@ impl Worker {
             stats.asleep.store(!naps, Ordering::Relaxed);
             self.poll_kicks(timeout);
             self.handle.stats.asleep.store(false, Ordering::Relaxed);
+            self.pool.common.report_activity();
         }
         self.scheduler.record_wait(sleeps);
     }

@@ -149,6 +149,7 @@ fn program_that_fails_leaves_the_old_one_at_work() {
         (dir.text("log"), "Permission denied"),
         (script(&dir, "ends", "exit 3"), "it ended before it took over"),
         (script(&dir, "other", "echo hello >&0; exec sleep 20"), "not a state of pvswitch"),
+        (script(&dir, "hangs", "exec sleep 60"), "it did not answer in time"),
     ];
     for (program, why) in programs {
         let out = switch.ctl(&["upgrade", &program]);

@@ -7,6 +7,7 @@
 //! difference is not visible.)
 
 mod handover;
+mod ledgers;
 mod memory;
 mod vring;
 
@@ -26,10 +27,11 @@ use crate::message::{
     CONFIG_MAX, ConfigWindow, FrontendReq, Message, ProtocolFeatures, VringAddr, VringState,
     parse_u64,
 };
+use ledgers::Ledgers;
 use os::FdKind;
 use vring::Vring;
 
-pub use handover::{BackendState, Descriptors, ImportError, export_fd};
+pub use handover::{BackendState, Descriptors, Exported, ImportError, export_fd};
 pub use memory::SLOTS_MAX;
 
 /// Protocol features that are implemented.
@@ -108,6 +110,10 @@ pub struct Backend {
     status: u8,
     /// MTU that the front-end set.
     mtu: Option<u16>,
+    /// Progress of packed rings, for a successor.
+    ledgers: Option<Ledgers>,
+    /// Whether there are to be any.
+    keeps: bool,
 }
 
 impl Backend {
@@ -129,6 +135,8 @@ impl Backend {
             requests: None,
             status: 0,
             mtu: None,
+            ledgers: None,
+            keeps: false,
         }
     }
 

@@ -10,7 +10,7 @@ use switch::account::Charge;
 use switch::account::defaults::MESSAGE_TIME;
 use switch::time::{Instant, Ns};
 
-use crate::backend::{Backend, BackendState, Descriptors, ImportError, export_fd};
+use crate::backend::{Backend, BackendState, Descriptors, Exported, ImportError, export_fd};
 use crate::device::Device;
 use crate::error::{ConnectionError, ProtocolError};
 use crate::foreign::{self, ForeignFd};
@@ -138,7 +138,7 @@ impl Connection {
 
     /// Returns the state, with a message of which a part was received; descriptors are added to
     /// `fds`. No message may be handled from here until another process has taken over or failed.
-    pub fn export<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> ConnectionState {
+    pub fn export<'a>(&'a self, fds: &mut Exported<'a>) -> ConnectionState {
         let Assembly { head, payload, got, fds: with } = &self.assembly;
         let received = head.iter().chain(payload).take(*got).copied().collect();
         ConnectionState {
@@ -147,6 +147,11 @@ impl Connection {
             received,
             received_fds: with.iter().map(|fd| export_fd(fds, fd.as_fd())).collect(),
         }
+    }
+
+    /// Whether a part of a message was received.
+    pub fn is_within_message(&self) -> bool {
+        self.assembly.got > 0
     }
 
     /// Creates a connection that another process serves; `backend` is made from the state's. Until

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ring::virtq::{Features, Layout, LayoutError};
+use ring::virtq::{Features, Layout, LayoutError, Ledger};
 use shm::GuestMemory;
 
 use crate::foreign::ForeignFd;
@@ -111,6 +111,8 @@ pub struct RingSetup {
     pub features: Features,
     /// Start position in the form of VRING_BASE.
     pub base: u32,
+    /// Where a packed ring's progress is written down for a successor of a killed process.
+    pub ledger: Option<Ledger>,
     /// Notifications from the driver.
     pub kick: Kick,
     /// Notifications to the driver; `None`: the driver polls.

@@ -176,7 +176,10 @@ impl<H: Host> Device for NetDevice<H> {
         let format = self.format();
         let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
         let memory = Arc::clone(&self.memory);
-        let ring = DeviceQueue::new(&memory, &setup.layout, setup.features, setup.base)?;
+        let mut ring = DeviceQueue::new(&memory, &setup.layout, setup.features, setup.base)?;
+        if let Some(ledger) = setup.ledger {
+            ring.keep(ledger);
+        }
         match side {
             Side::Ingress => {
                 let mut ingress = lock(&pair.ingress);

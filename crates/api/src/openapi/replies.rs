@@ -94,6 +94,7 @@ fn status() -> Value {
     let taken = [
         ("from_pid", count(), "the process before"),
         ("outage_us", count(), "time without forwarding, in microseconds"),
+        ("killed", flag(), "whether the process before was killed"),
     ];
     let control = [
         ("connections", count(), "open connections to the control socket"),
@@ -118,7 +119,7 @@ fn status() -> Value {
             ("placement", text(), "how queues are placed on workers"),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "where --http is served"),
-            ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade"),
+            ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),
             ("xen_auto", maybe(text()), "name of the port xen:auto"),
             ("budgets", named("Budgets"), ""),
             ("fdb", object(fdb.into(), vec![]), "how full the table of addresses is"),

@@ -262,7 +262,9 @@ impl System {
             (Ok(value), Ok(routed)) => routed.operation.respond(value),
             (Ok(_), Err(problem)) | (Err(problem), _) => self.refusal(problem, incoming),
         };
-        client.session.reply(&response)
+        let stays = client.session.reply(&response);
+        self.end_reply();
+        stays
     }
 
     fn refusal(&mut self, problem: &Problem, incoming: &Incoming) -> Response {

@@ -17,8 +17,10 @@ use os::HandoverError;
 use serde::{Deserialize, Serialize};
 use vhost_user::connection::ConnectionState;
 
+use super::keep::StoreState;
+
 /// Version of all messages; a program takes over from the same version only.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Last message of the old process.
 pub(super) const GO: &[u8] = b"go";
 
@@ -33,6 +35,12 @@ pub(super) struct Offer {
     pub(super) command_line: ConfigText,
     pub(super) include: Option<PathBuf>,
     pub(super) duration_left_ms: Option<u64>,
+    /// When it was made, on the machine's monotonic clock, in ns.
+    pub(super) made_ns: u64,
+    /// Costs of sleeping on this machine, in ns: wake, wake_late, nap, nap_late.
+    pub(super) costs_ns: [u64; 4],
+    /// The store of a switch that is kept.
+    pub(super) keep: Option<StoreState>,
     pub(super) control: Option<ListenerState>,
     /// A Unix socket of `--http`.
     pub(super) http_unix: Option<ListenerState>,
@@ -88,9 +96,10 @@ pub(super) struct Handed {
     pub(super) addresses: Vec<Address>,
 }
 
-/// A port, in the order of the offer.
+/// A port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PortHanded {
+    pub(super) name: String,
     /// Positions of running rings, by index.
     pub(super) positions: Vec<(u16, u32)>,
     /// Counters other than 0 of each queue.

@@ -5,6 +5,11 @@
 //! without `WatchdogSec=` makes no system call
 //! ([0027](../../../../docs/design/0027-systemd.md)).
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -14,6 +19,8 @@ use crate::demo::format::plural;
 
 /// Least time between two messages with a status: a guest that reconnects causes few.
 const STATUS_PAUSE: Duration = Duration::from_secs(1);
+/// Longest time for the manager to handle a message.
+const BARRIER_MAX: Duration = Duration::from_secs(5);
 
 /// The service manager, as the switch sees it.
 pub(super) struct Manager {
@@ -123,6 +130,54 @@ fn send(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify the service manager: {error}");
     }
+}
+
+/// Stores a descriptor at the service manager, which must be configured for as many
+/// (`FileDescriptorStoreMax=`).
+///
+/// # Errors
+/// There is no manager, or it does not read.
+pub(super) fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    // Not polled: sockets that hold others' descriptors look closed.
+    notify(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
+}
+
+/// Removes the descriptors of that name.
+///
+/// # Errors
+/// As for [`store`].
+pub(super) fn unstore(name: &str) -> io::Result<()> {
+    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[])
+}
+
+/// Waits until the manager has handled what was sent before.
+///
+/// # Errors
+/// As for [`store`]; it does not reply in time.
+pub(super) fn barrier() -> io::Result<()> {
+    let (ours, theirs) = os::socketpair()?;
+    notify("BARRIER=1\n", &[theirs.as_fd()])?;
+    drop(theirs);
+    match os::wait_readable(ours.as_fd(), BARRIER_MAX)? {
+        true => Ok(()),
+        false => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+fn notify(text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let at = std::env::var_os("NOTIFY_SOCKET").ok_or(io::ErrorKind::NotFound)?;
+    let socket = UnixDatagram::unbound()?;
+    match at.as_bytes().strip_prefix(b"@") {
+        Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+        None => socket.connect(&at)?,
+    }
+    let end = Instant::now() + BARRIER_MAX;
+    while !os::send(socket.as_fd(), text.as_bytes(), fds)? {
+        if !os::wait(socket.as_fd(), os::Until::Writable, end)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
 }
 
 impl System {

@@ -71,6 +71,7 @@ impl System {
         // Also if nothing is reloaded: with Type=notify-reload systemd waits for both messages.
         self.manager.reloading();
         self.reload_and_log();
+        self.touch_all();
         self.report_ready();
     }
 

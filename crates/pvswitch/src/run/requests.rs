@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use api::config::StaticAddress;
-use api::routes::Server;
+use api::routes::{Operation, Right, Server};
 use api::set::{Change, Target, changes};
 use api::{PortText, Problem, Request};
 use serde_json::{Map, Value, json};
@@ -24,16 +24,25 @@ impl System {
         for Query { request, reply } in queries {
             // The client may have disconnected.
             let _ = reply.send(self.respond(&request));
+            self.end_reply();
         }
     }
 
-    /// Runs a request and returns the content of its reply.
+    /// Runs a request and returns the content of its reply; what it changed is kept before.
     pub(super) fn respond(&mut self, request: &Request) -> Result<Value, Problem> {
-        self.run_request(request).map_err(|error| match (request, error.problem()) {
+        let changes = Operation::of(request).right != Right::Read;
+        if changes {
+            self.begin_request(request);
+        }
+        let result = self.run_request(request).map_err(|error| match (request, error.problem()) {
             // The only request that names a port elsewhere.
             (Request::FdbAdd { .. }, problem) if problem.status == 404 => problem.at("body.port"),
             (_, problem) => problem,
-        })
+        });
+        if changes {
+            self.end_request();
+        }
+        result
     }
 
     fn run_request(&mut self, request: &Request) -> Result<Value, RunError> {

@@ -8,6 +8,7 @@ use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port};
 use switch::stats::EgressStats;
 
+use super::restore::Start;
 use super::takeover::Takeover;
 use super::{Attach, Event, Options, PortState, RunError, System, os};
 use crate::spec::PortSpec;
@@ -29,16 +30,14 @@ pub(super) fn guard_memory() {
 }
 
 /// Starts threads and sockets of the switch itself.
-pub(super) fn start(options: Options, takeover: &mut Option<Takeover>) -> Result<System, RunError> {
-    // First, for their numbers are free if the starter did not pass them.
-    let activated =
-        os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))?;
+pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunError> {
     raise_descriptor_limit();
     guard_memory();
-    let mut inherited = takeover.as_mut().map(Takeover::inherited).transpose()?.unwrap_or_default();
-    inherited.activated = activated;
+    let takeover = start.takeover.as_mut();
+    let mut inherited = takeover.map(Takeover::inherited).transpose()?.unwrap_or_default();
+    inherited.activated = std::mem::take(&mut start.activated);
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
-    let mut system = System::new(options, inherited)?;
+    let mut system = System::new(options, inherited, start.keep.take())?;
     system.watch(signals.as_fd(), Event::Signal)?;
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.signals = Some(signals);

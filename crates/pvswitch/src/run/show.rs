@@ -36,6 +36,7 @@ impl System {
             "taken_over": self.taken_over.map(|taken| json!({
                 "from_pid": taken.from,
                 "outage_us": taken.outage.as_micros() as u64,
+                "killed": taken.killed,
             })),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
             "budgets": accounts::budgets(&self.budgets),

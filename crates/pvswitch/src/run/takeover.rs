@@ -1,6 +1,6 @@
 //! `run --takeover`: the process that takes over a switch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,9 @@ use api::Config;
 use os::{HandoverError, Listener, receive_state, send_state};
 use switch::fdb::PortId;
 use switch::forward::HeldCopy;
+use switch::poll::Costs;
 use switch::stats::IngressStats;
+use switch::time::Ns;
 use switch::vnet::VnetHdr;
 use vhost_user::backend::{Backend, Descriptors, ImportError};
 use vhost_user::connection::{Connection, ConnectionState};
@@ -20,6 +22,7 @@ use super::handover::{
     Address, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply, VERSION,
     decode, encode,
 };
+use super::keep::StoreState;
 use super::reload::Leaving;
 use super::vhost::backend_of;
 use super::{Attach, Event, RunError, System};
@@ -35,11 +38,30 @@ const HANDED_MAX: Duration = Duration::from_secs(10);
 /// Longest time for it to send the last message.
 const GO_MAX: Duration = Duration::from_secs(2);
 
-/// A switch that another process offers to this one.
+/// A switch that another process offers to this one, or left behind.
 pub struct Takeover {
-    socket: OwnedFd,
-    offer: Offer,
-    fds: Descriptors,
+    pub(super) source: Source,
+    pub(super) offer: Offer,
+    pub(super) fds: Descriptors,
+}
+
+/// Who hands the switch to this process.
+pub(super) enum Source {
+    /// A process that waits for replies on a socket.
+    Process(OwnedFd),
+    /// A store, after a kill.
+    Store(Box<Left>),
+}
+
+/// What a killed process left besides the offer.
+#[derive(Default)]
+pub(super) struct Left {
+    /// Counters and addresses as they were at most a second before.
+    pub(super) handed: Handed,
+    /// Ids of ports whose connections cannot go on, and why.
+    pub(super) lost: BTreeMap<u16, &'static str>,
+    /// When its end was noticed, on the machine's monotonic clock, in ns.
+    pub(super) ended_ns: u64,
 }
 
 /// Descriptors of an offer, by what they are for. Unless it takes over, this process leaves names
@@ -52,6 +74,8 @@ pub(super) struct Inherited {
     pub(super) listeners: BTreeMap<String, Listener>,
     /// Queues of TAPs, and whether the switch created them, by name of the port.
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
+    /// The store of a switch that is kept, and the keeper's socket.
+    pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
     /// Sockets that the process's starter made, by their names there. Not of a process before.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
@@ -61,8 +85,10 @@ pub(super) struct Inherited {
 pub(super) struct TakenOver {
     /// The process before.
     pub(super) from: u32,
-    /// Time without forwarding.
+    /// Time without forwarding; after a kill, from when it was noticed.
     pub(super) outage: Duration,
+    /// Whether it was killed.
+    pub(super) killed: bool,
 }
 
 fn error(what: &dyn std::fmt::Display) -> RunError {
@@ -84,7 +110,10 @@ impl Takeover {
         let received = receive_state(socket.as_fd(), VERSION, Instant::now() + OFFER_MAX);
         let received = received.and_then(|(bytes, fds)| Ok((decode::<Offer>(&bytes)?.0, fds)));
         match received {
-            Ok((offer, fds)) => Ok(Self { socket, offer, fds: Descriptors::new(fds) }),
+            Ok((offer, fds)) => {
+                let (source, fds) = (Source::Process(socket), Descriptors::new(fds));
+                Ok(Self { source, offer, fds })
+            }
             Err(HandoverError::Os(e)) if e.raw_os_error() == Some(NOT_A_SOCKET) => {
                 Err(error(&"--takeover is for `pvswitch ctl upgrade`, which starts this program"))
             }
@@ -108,21 +137,38 @@ impl Takeover {
         let parsed = config.parse().and_then(|c| Ok((c, command_line.parse()?)));
         let (config, command_line) = parsed.map_err(|e| error(&e))?;
         let origin = Origin { file: file.clone(), command_line };
-        Ok((config, origin, include.clone(), duration_left_ms.map(Duration::from_millis)))
+        let since = (os::monotonic().as_nanos() as u64).saturating_sub(self.offer.made_ns);
+        let left = duration_left_ms.map(Duration::from_millis);
+        let left = left.map(|left| left.saturating_sub(Duration::from_nanos(since)));
+        Ok((config, origin, include.clone(), left))
+    }
+
+    /// Whether the process before was killed.
+    pub fn is_after_kill(&self) -> bool {
+        matches!(self.source, Source::Store(_))
     }
 
     /// Informs the other process that this one ends.
     pub fn fail(&self, why: &dyn std::fmt::Display) {
-        reply(&self.socket, &Reply::Failed(why.to_string()));
+        if let Source::Process(socket) = &self.source {
+            reply(socket, &Reply::Failed(why.to_string()));
+        }
     }
 
     pub(super) fn inherited(&mut self) -> Result<Inherited, RunError> {
+        // To measure them again takes longer than all the rest.
+        let [wake, wake_late, nap, nap_late] = self.offer.costs_ns.map(Ns::new);
+        crate::cost::adopt(Costs { wake, wake_late, nap, nap_late });
         self.take_inherited().map_err(|e| error(&e))
     }
 
     fn take_inherited(&mut self) -> Result<Inherited, ImportError> {
         let Self { offer, fds, .. } = self;
         let mut all = Inherited::default();
+        if let Some(keep) = offer.keep.take() {
+            let keeper = keep.keeper.map(|at| fds.take(at)).transpose()?;
+            all.keep = Some((keep, keeper));
+        }
         if let Some(state) = &offer.control {
             all.control = Some(listener(state, fds)?);
         }
@@ -149,6 +195,21 @@ fn listener(state: &ListenerState, fds: &mut Descriptors) -> Result<Listener, Im
     Ok(Listener::adopt(fds.take(state.fd)?, &state.path, state.made))
 }
 
+/// Receives what the other process hands over, and waits until this one may go on.
+fn wait_for_handed(socket: &OwnedFd) -> Result<Vec<u8>, RunError> {
+    reply(socket, &Reply::Ready);
+    let receive = |limit| {
+        let end = Instant::now() + limit;
+        receive_state(socket.as_fd(), VERSION, end).map_err(|e| error(&e))
+    };
+    let (bytes, _) = receive(HANDED_MAX)?;
+    reply(socket, &Reply::Ready);
+    if receive(GO_MAX)?.0 != GO {
+        return Err(error(&HandoverError::Foreign));
+    }
+    Ok(bytes)
+}
+
 /// ENOTSOCK.
 const NOT_A_SOCKET: i32 = rustix::io::Errno::NOTSOCK.raw_os_error();
 
@@ -162,11 +223,11 @@ impl System {
     /// Takes over the switch of another process, from its offer to its end.
     ///
     /// # Errors
-    /// The other process goes on; this one must end.
+    /// The other process goes on; this one must end. After a kill: a worker does not start.
     pub(super) fn take_over(&mut self, mut takeover: Takeover) -> Result<(), RunError> {
         let frozen = self.pool.freeze(HANDED_MAX);
         let frozen = frozen.ok_or_else(|| error(&"a worker does not start"));
-        let served = self.prepare_takeover(&takeover.offer, &mut takeover.fds);
+        let served = self.prepare_takeover(&mut takeover);
         let (frozen, served) = match frozen.and_then(|frozen| Ok((frozen, served?))) {
             Ok(ready) => ready,
             Err(error) => {
@@ -174,64 +235,102 @@ impl System {
                 return Err(error);
             }
         };
-        reply(&takeover.socket, &Reply::Ready);
-        let receive = |limit| {
-            let end = Instant::now() + limit;
-            receive_state(takeover.socket.as_fd(), VERSION, end).map_err(|e| error(&e))
+        let message;
+        let (handed, frames) = match &takeover.source {
+            Source::Process(socket) => {
+                message = wait_for_handed(socket)?;
+                decode::<Handed>(&message).map_err(|e| error(&e))?
+            }
+            Source::Store(left) => (left.handed.clone(), &[][..]),
         };
-        let (bytes, _) = receive(HANDED_MAX)?;
-        let (handed, frames) = decode::<Handed>(&bytes).map_err(|e| error(&e))?;
-        if handed.ports.len() != takeover.offer.ports.len() {
-            return Err(error(&HandoverError::Foreign));
-        }
-        reply(&takeover.socket, &Reply::Ready);
-        if receive(GO_MAX)?.0 != GO {
-            return Err(error(&HandoverError::Foreign));
-        }
         // The switch is ours now.
+        let killed = takeover.is_after_kill();
         self.own_sockets();
         served.into_iter().for_each(|served| self.pool.serve(served));
-        for (offer, handed) in takeover.offer.ports.iter().zip(&handed.ports) {
-            self.resume_port(&offer.name, handed, frames);
+        let of_port: HashMap<_, _> = handed.ports.iter().map(|port| (&*port.name, port)).collect();
+        for offer in &takeover.offer.ports {
+            let none = PortHanded::default();
+            let handed = of_port.get(&*offer.name).copied().unwrap_or(&none);
+            self.resume_port(&offer.name, handed, frames, killed);
         }
         self.learn(&handed.addresses);
-        let outage = Duration::from_nanos(
-            (os::monotonic().as_nanos() as u64).saturating_sub(handed.stopped_ns),
-        );
+        let since = match &takeover.source {
+            Source::Process(_) => handed.stopped_ns,
+            Source::Store(left) => left.ended_ns,
+        };
+        let now = os::monotonic().as_nanos() as u64;
+        let outage = Duration::from_nanos(now.saturating_sub(since));
         drop(frozen);
-        self.taken_over = Some(TakenOver { from: takeover.offer.pid, outage });
+        self.taken_over = Some(TakenOver { from: takeover.offer.pid, outage, killed });
         self.settle_ports(&takeover.offer);
-        tracing::info!(
-            "took over from process {} in {} us",
-            takeover.offer.pid,
-            outage.as_micros()
-        );
+        let (pid, us) = (takeover.offer.pid, outage.as_micros());
+        if killed {
+            self.add_missing(&takeover.offer);
+            tracing::warn!("process {pid} was killed: its switch goes on after {us} us");
+        } else {
+            tracing::info!("took over from process {pid} in {us} us");
+        }
         Ok(())
     }
 
-    /// Makes everything but what workers change. Returns queues to serve from the start.
-    fn prepare_takeover(
-        &mut self,
-        offer: &Offer,
-        fds: &mut Descriptors,
-    ) -> Result<Vec<Served>, RunError> {
+    /// After a kill: adds ports of the configuration that were not kept.
+    fn add_missing(&mut self, offer: &Offer) {
+        for text in self.config.ports.clone() {
+            if !offer.ports.iter().any(|port| port.name == text.name)
+                && let Err(error) = self.insert_port(&PortSpec::from(&text))
+            {
+                tracing::error!(port = text.name, "not restored: {error}");
+            }
+        }
+    }
+
+    /// Makes everything but what workers change. Returns queues to serve from the start. After a
+    /// kill, what cannot be made is left out: the rest of the switch goes on.
+    fn prepare_takeover(&mut self, takeover: &mut Takeover) -> Result<Vec<Served>, RunError> {
+        let Takeover { source, offer, fds } = takeover;
+        let left = match source {
+            Source::Process(_) => None,
+            Source::Store(left) => Some(&**left),
+        };
         let (mut all, mut served) = (Vec::new(), Vec::new());
         for port in &offer.ports {
             let text = self.config.port(&port.name);
-            let text = text.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)))?;
-            let spec = PortSpec::from(text);
-            let mut prepared = self.prepare_port(&spec, PortId(port.id), &Leaving::default())?;
-            prepared.state.faults = port.faults;
-            served.append(&mut prepared.served);
-            all.push(prepared);
+            let text = text.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)));
+            let spec = text.map(PortSpec::from);
+            let prepared = spec
+                .and_then(|spec| self.prepare_port(&spec, PortId(port.id), &Leaving::default()));
+            match prepared {
+                Ok(mut prepared) => {
+                    prepared.state.faults = port.faults;
+                    served.append(&mut prepared.served);
+                    all.push(prepared);
+                }
+                Err(error) if left.is_some() => {
+                    tracing::error!(port = port.name, "not restored: {error}");
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.install_and(all, false);
-        self.add_statics()?;
+        match self.add_statics() {
+            Err(error) if left.is_some() => tracing::error!("static addresses: {error}"),
+            result => result?,
+        }
         self.learn(&offer.addresses);
         for port in &offer.ports {
             if let Some(state) = &port.connection {
-                let imported = self.import_connection(&port.name, state, fds);
-                imported.map_err(|e| error(&format!("port '{}': {e}", port.name)))?;
+                let lost = left.and_then(|left| left.lost.get(&port.id).copied());
+                let imported = match lost {
+                    Some(why) => Err(why.into()),
+                    None => self.import_connection(&port.name, state, fds),
+                };
+                match imported {
+                    Err(why) if left.is_some() => {
+                        let what = "its front-end must connect again";
+                        tracing::warn!(port = port.name, "connection not restored: {why}; {what}");
+                    }
+                    result => result.map_err(|e| error(&format!("port '{}': {e}", port.name)))?,
+                }
             }
             self.import_records(port);
         }
@@ -250,7 +349,11 @@ impl System {
         };
         let (device, options, permissions) = backend_of(port, ingress, vhost, pool);
         let imported = Backend::import(device, options, permissions, &state.backend, fds);
-        let imported = imported.and_then(|backend| Connection::import(backend, state, fds));
+        let keeps = self.keep.is_some();
+        let imported = imported.and_then(|backend| {
+            let backend = if keeps { backend.with_ledgers() } else { backend };
+            Connection::import(backend, state, fds)
+        });
         let connection = imported.map_err(|e| e.to_string())?;
         let watched = self.watch(connection.as_fd(), Event::Connection(name.into()));
         watched.map_err(|e| e.to_string())?;
@@ -291,7 +394,7 @@ impl System {
     }
 
     /// Sets the counters of a port, starts its rings and restores its frames. Workers are frozen.
-    fn resume_port(&mut self, name: &str, handed: &PortHanded, frames: &[u8]) {
+    fn resume_port(&mut self, name: &str, handed: &PortHanded, frames: &[u8], killed: bool) {
         let Some(state) = self.ports.get_mut(name) else { return };
         // Counters that this version does not know are dropped.
         for (queue, counters) in state.ingress.iter().zip(&handed.ingress) {
@@ -309,7 +412,12 @@ impl System {
             && let Some(connection) = &mut vhost.connection
         {
             connection.own();
-            failed = connection.backend_mut().resume(&handed.positions).err();
+            let backend = connection.backend_mut();
+            let resumed = match killed {
+                true => backend.resume_killed(),
+                false => backend.resume(&handed.positions),
+            };
+            failed = resumed.err();
         }
         if let Attach::Tap(tap) = &state.attach {
             let unsent = handed.unsent.iter().map(|queue| {

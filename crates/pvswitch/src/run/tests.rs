@@ -37,7 +37,7 @@ fn system(name: &str) -> (System, Dir) {
         addresses_per_port: 16,
         hints: false,
     };
-    let system = System::new(options, Inherited::default());
+    let system = System::new(options, Inherited::default(), None);
     (system.unwrap(), Dir(dir))
 }
 

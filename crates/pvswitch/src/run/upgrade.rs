@@ -14,9 +14,10 @@ use api::config::ConfigText;
 use os::{Listener, receive_state, send_state};
 use serde_json::{Value, json};
 use switch::forward::{EgressQueue, HeldCopy};
+use switch::time::Ns;
 use switch::tuning::Drain;
 use switch::vnet::VnetHdr;
-use vhost_user::backend::export_fd;
+use vhost_user::backend::{Exported, export_fd};
 
 use super::handover::{
     Address, Counters, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply,
@@ -109,10 +110,10 @@ impl System {
         let program = program.unwrap_or(&self.program).to_path_buf();
         let began = Instant::now();
         let next = Next::start(&program)?;
-        let mut fds = Vec::new();
+        let mut fds = Exported::default();
         let offer = self.offer(&mut fds);
         let known = offer.addresses.iter().copied().collect();
-        next.send(&encode(&offer, &[]), &fds, PREPARE_MAX)?;
+        next.send(&encode(&offer, &[]), &fds.fds, PREPARE_MAX)?;
         next.ready(PREPARE_MAX.saturating_sub(began.elapsed()))?;
         let frozen = self.pool.freeze(FREEZE_MAX);
         let frozen = frozen.ok_or_else(|| failed(&program, &"a worker is stuck in its round"))?;
@@ -120,7 +121,11 @@ impl System {
         let handed = self.handed(&known, &mut bytes);
         next.send(&encode(&handed, &bytes), &[], ACCEPT_MAX)?;
         next.ready(ACCEPT_MAX)?;
-        next.send(GO, &[], ACCEPT_MAX)?;
+        self.report_move(next.child.id(), &program);
+        if let Err(error) = next.send(GO, &[], ACCEPT_MAX) {
+            self.report_move(std::process::id(), &self.program);
+            return Err(error);
+        }
         // From here on the rings are the other's: workers stay at the gate until this process ends.
         std::mem::forget(frozen);
         let mut next = next;
@@ -135,9 +140,23 @@ impl System {
     }
 
     /// All that does not change while this thread waits.
-    fn offer<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> Offer {
+    fn offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
+        let offer = self.switch_offer(fds);
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|state| state.port.id.0);
+        Offer {
+            ports: ports.into_iter().map(|state| port_offer(state, fds)).collect(),
+            addresses: self.learned(),
+            keep: self.keep.as_ref().map(|keep| keep.export(fds)),
+            ..offer
+        }
+    }
+
+    /// All of the switch itself. Of ports of the configuration it has names and ids.
+    pub(super) fn switch_offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
+        let known = |state: &&PortState| self.config.port(&state.spec.name).is_some();
+        let mut ports: Vec<_> = self.ports.values().filter(known).map(bare).collect();
+        ports.sort_by_key(|port| port.id);
         let left = self.options.duration.map(|all| all.saturating_sub(self.clock().elapsed()));
         let http = self.http.as_ref();
         Offer {
@@ -150,12 +169,18 @@ impl System {
             control: self.control.as_ref().map(|listener| listener_state(listener, fds)),
             http_unix: http.and_then(|h| h.socket.as_ref()).map(|l| listener_state(l, fds)),
             http_tcp: http.and_then(|h| h.tcp.as_ref()).map(|fd| export_fd(fds, fd.as_fd())),
-            ports: ports.into_iter().map(|state| port_offer(state, fds)).collect(),
-            addresses: self.learned(),
+            made_ns: os::monotonic().as_nanos() as u64,
+            costs_ns: {
+                let costs = self.pool.common.costs;
+                [costs.wake, costs.wake_late, costs.nap, costs.nap_late].map(Ns::get)
+            },
+            keep: None,
+            ports,
+            addresses: Vec::new(),
         }
     }
 
-    fn learned(&self) -> Vec<Address> {
+    pub(super) fn learned(&self) -> Vec<Address> {
         let entries = self.fdb.entries(self.now_s()).into_iter().filter(|e| !e.is_static);
         entries.map(|e| (e.mac.0, e.vlan, e.port.0)).collect()
     }
@@ -199,26 +224,27 @@ impl System {
             // Last: the above may call a guest, which is counted.
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
-            PortHanded { positions, ingress, egress, held, unsent }
+            let name = state.spec.name.clone();
+            PortHanded { name, positions, ingress, egress, held, unsent }
         });
         let ports = ports.collect();
         Handed { stopped_ns, ports, addresses }
     }
 }
 
-fn listener_state<'a>(listener: &'a Listener, fds: &mut Vec<BorrowedFd<'a>>) -> ListenerState {
+fn listener_state<'a>(listener: &'a Listener, fds: &mut Exported<'a>) -> ListenerState {
     let fd = export_fd(fds, listener.as_fd());
     ListenerState { fd, path: listener.path().into(), made: listener.made() }
 }
 
-fn port_offer<'a>(state: &'a PortState, fds: &mut Vec<BorrowedFd<'a>>) -> PortOffer {
-    let mut offer = PortOffer {
-        name: state.spec.name.clone(),
-        id: state.port.id.0,
-        faults: state.faults,
-        drain: state.drain() != Drain::Off,
-        ..PortOffer::default()
-    };
+fn bare(state: &PortState) -> PortOffer {
+    let (name, id) = (state.spec.name.clone(), state.port.id.0);
+    PortOffer { name, id, ..PortOffer::default() }
+}
+
+pub(super) fn port_offer<'a>(state: &'a PortState, fds: &mut Exported<'a>) -> PortOffer {
+    let mut offer =
+        PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
     match &state.attach {
         Attach::VhostUser(vhost) => {
             offer.listener = vhost.listener.as_ref().map(|listener| listener_state(listener, fds));
@@ -235,7 +261,7 @@ fn port_offer<'a>(state: &'a PortState, fds: &mut Vec<BorrowedFd<'a>>) -> PortOf
     offer
 }
 
-fn counters(all: impl Iterator<Item = (&'static str, u64)>) -> Counters {
+pub(super) fn counters(all: impl Iterator<Item = (&'static str, u64)>) -> Counters {
     all.filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
 }
 

@@ -148,12 +148,16 @@ impl System {
         let pool = Arc::clone(&self.pool);
         let Some((port, ingress, vhost)) = self.vhost(name) else { return };
         let (device, options, permissions) = backend_of(port, ingress, vhost, pool);
-        let backend = Backend::new(device, options);
+        let mut backend = Backend::new(device, options);
+        if self.keep.is_some() {
+            backend = backend.with_ledgers();
+        }
         let connection = Connection::charged(stream, charge, backend.with_permissions(permissions));
         if let Err(error) = self.watch(connection.as_fd(), Event::Connection(name.into())) {
             tracing::error!(port = name, "{error}");
             return;
         }
+        self.touch(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         vhost.log.info(format_args!("front-end connected"));
         vhost.since = Instant::now();
@@ -164,6 +168,7 @@ impl System {
 
     pub(super) fn serve_guest(&mut self, name: &str) {
         let now = self.pool.now();
+        self.begin_message(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = &mut vhost.connection else { return };
         let turn = connection.on_readable_at(now);
@@ -218,6 +223,8 @@ impl System {
     pub(super) fn disconnect(&mut self, name: &str, why: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = vhost.connection.take() else { return };
+        self.touch(name);
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
         // After a short connection the back-off stays: a guest with broken rings would otherwise be
         // connected in a loop.
         if vhost.since.elapsed() > LASTING {

@@ -121,6 +121,7 @@ fn reporting(
         costs,
         reports,
         reports_wake: event(),
+        active: None,
         clock: Clock::start(),
     };
     Pool::start(workers, &[], placement, common).unwrap()

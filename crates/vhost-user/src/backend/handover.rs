@@ -4,6 +4,7 @@
 //! without their positions, which the exporting process still changes; [`Backend::resume`] starts
 //! them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,6 +29,9 @@ pub struct BackendState {
     pub(super) regions: Vec<RegionState>,
     pub(super) rings: Vec<RingState>,
     pub(super) requests: Option<u32>,
+    /// Memory with the progress of packed rings.
+    #[serde(default)]
+    pub(super) ledgers: Option<u32>,
 }
 
 /// A memory region.
@@ -100,12 +104,20 @@ impl From<ProtocolError> for ImportError {
 }
 
 /// Descriptors that come with a state; each is taken once.
-pub struct Descriptors(Vec<Option<OwnedFd>>);
+#[derive(Default)]
+pub struct Descriptors(BTreeMap<u32, OwnedFd>);
 
 impl Descriptors {
     /// Descriptors in the order of their indices.
     pub fn new(fds: Vec<OwnedFd>) -> Self {
-        Self(fds.into_iter().map(Some).collect())
+        let mut all = Self::default();
+        all.add(0, fds);
+        all
+    }
+
+    /// Adds descriptors whose indices begin at `first`.
+    pub fn add(&mut self, first: u32, fds: Vec<OwnedFd>) {
+        self.0.extend((first..).zip(fds));
     }
 
     /// Takes one.
@@ -113,8 +125,7 @@ impl Descriptors {
     /// # Errors
     /// [`ImportError::Descriptor`].
     pub fn take(&mut self, at: u32) -> Result<OwnedFd, ImportError> {
-        let fd = self.0.get_mut(at as usize).and_then(Option::take);
-        fd.ok_or(ImportError::Descriptor(at))
+        self.0.remove(&at).ok_or(ImportError::Descriptor(at))
     }
 
     pub(crate) fn foreign(
@@ -126,15 +137,24 @@ impl Descriptors {
     }
 }
 
+/// Descriptors that go with a state, and the index of the first.
+#[derive(Default)]
+pub struct Exported<'a> {
+    /// Index of the first.
+    pub first: u32,
+    /// In the order of their indices.
+    pub fds: Vec<BorrowedFd<'a>>,
+}
+
 /// Adds a descriptor to a list; returns its index.
-pub fn export_fd<'a>(fds: &mut Vec<BorrowedFd<'a>>, fd: BorrowedFd<'a>) -> u32 {
-    fds.push(fd);
-    u32::try_from(fds.len() - 1).expect("far fewer descriptors")
+pub fn export_fd<'a>(fds: &mut Exported<'a>, fd: BorrowedFd<'a>) -> u32 {
+    fds.fds.push(fd);
+    fds.first + u32::try_from(fds.fds.len() - 1).expect("far fewer descriptors")
 }
 
 impl Backend {
     /// Returns the state without positions of running rings; descriptors are added to `fds`.
-    pub fn export<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> BackendState {
+    pub fn export<'a>(&'a self, fds: &mut Exported<'a>) -> BackendState {
         let regions = self.slots.iter().map(|slot| slot.export(fds)).collect();
         let rings = self.rings.iter().map(|ring| export_ring(ring, fds)).collect();
         BackendState {
@@ -145,6 +165,7 @@ impl Backend {
             regions,
             rings,
             requests: self.requests.as_ref().map(|channel| export_fd(fds, channel.as_fd())),
+            ledgers: self.ledgers.as_ref().map(|ledgers| export_fd(fds, ledgers.as_fd())),
         }
     }
 
@@ -184,6 +205,10 @@ impl Backend {
         if let Some(at) = state.requests {
             let fd = fds.foreign(at, &backend.account)?;
             backend.set_requests(fd)?;
+        }
+        if let Some(at) = state.ledgers {
+            // Without it, packed rings of a killed process cannot go on; those of `ctl upgrade` do.
+            backend.import_ledgers(fds.take(at)?);
         }
         if state.rings.len() > backend.rings.len() {
             return Err(ImportError::Rings(state.rings.len()));
@@ -263,6 +288,27 @@ impl Backend {
         Ok(())
     }
 
+    /// Starts imported rings of a killed process: split ones at their used index, packed ones where
+    /// their ledger says. Front-ends are notified, which the killed process may have missed to do.
+    ///
+    /// # Errors
+    /// As [`resume`](Self::resume); a packed ring without a ledger.
+    pub fn resume_killed(&mut self) -> Result<(), ProtocolError> {
+        let mut positions = Vec::new();
+        for ring in 0..self.rings.len() {
+            if self.rings[ring].resumes {
+                positions.push((ring as u16, self.recover(ring)?));
+            }
+        }
+        self.resume(&positions)?;
+        for (ring, _) in positions {
+            if let Some(call) = self.call_for(ring.into(), false) {
+                call.signal();
+            }
+        }
+        Ok(())
+    }
+
     /// Starts imported rings at these positions.
     ///
     /// # Errors
@@ -284,7 +330,7 @@ impl Backend {
     }
 }
 
-fn export_ring<'a>(ring: &'a Vring, fds: &mut Vec<BorrowedFd<'a>>) -> RingState {
+fn export_ring<'a>(ring: &'a Vring, fds: &mut Exported<'a>) -> RingState {
     let kick = ring.kick.as_ref().map(|kick| match kick {
         Kick::Fd(fd) => Signal::Fd(export_fd(fds, fd.as_fd())),
         Kick::InBand => Signal::InBand,

@@ -1,11 +1,11 @@
 //! Memory messages: SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use shm::{GuestMemory, Mapping, Region};
 
-use super::handover::{RegionState, export_fd};
+use super::handover::{Exported, RegionState, export_fd};
 use super::{Backend, Done, Handled, Permissions, one_fd, short};
 use crate::error::ProtocolError;
 use crate::foreign::ForeignFd;
@@ -27,7 +27,7 @@ pub(super) struct Slot {
 
 impl Slot {
     /// Its state; the descriptor is added to `fds`.
-    pub(super) fn export<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> RegionState {
+    pub(super) fn export<'a>(&'a self, fds: &mut Exported<'a>) -> RegionState {
         let Region { guest_addr, user_addr, len, offset, .. } = self.region;
         let fd = export_fd(fds, (*self.fd).as_fd());
         let times = self.times;

@@ -259,11 +259,14 @@ impl Backend {
         if v.running || self.slots.is_empty() || !self.serves(ring) {
             return Ok(());
         }
+        let kick = kick.clone();
+        self.make_ledgers();
         let setup = RingSetup {
             layout: self.layout(ring, &addr, size)?,
             features: ring_features(self.features),
             base,
-            kick: kick.clone(),
+            ledger: self.ledger(ring),
+            kick,
             call: self.call_for(ring, false),
             err: self.call_for(ring, true),
         };
@@ -295,7 +298,7 @@ impl Backend {
     }
 
     /// Call for used buffers, or for a broken ring.
-    fn call_for(&self, ring: usize, broken: bool) -> Option<Call> {
+    pub(super) fn call_for(&self, ring: usize, broken: bool) -> Option<Call> {
         let v = &self.rings[ring];
         match if broken { &v.err } else { &v.call } {
             Notify::Fd(fd) => Some(Call::ForeignFd(Arc::clone(fd))),

@@ -75,10 +75,10 @@ fn message_received_in_part_is_completed_by_another_process() {
     for cut in [5, HEADER_LEN, HEADER_LEN + 9] {
         os::send(front.as_fd(), &bytes[..cut], &[mapping.fd().unwrap()]).unwrap();
         old.on_readable().unwrap();
-        let mut fds = Vec::new();
+        let mut fds = crate::backend::Exported::default();
         let state = old.export(&mut fds);
         let import = |state: &ConnectionState| {
-            let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+            let fds = fds.fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
             let (fake, mut fds) = (Fake::default(), Descriptors::new(fds));
             let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
             let device = Box::new(fake.clone());

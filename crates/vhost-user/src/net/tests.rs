@@ -80,7 +80,8 @@ fn layout(ring: u16) -> Layout {
 fn setup(ring: u16, base: u32) -> RingSetup {
     let kick = Kick::Fd(Arc::new(event()) as crate::device::KickFd);
     let features = Features::default();
-    RingSetup { layout: layout(ring), features, base, kick, call: None, err: None }
+    let layout = layout(ring);
+    RingSetup { layout, features, base, ledger: None, kick, call: None, err: None }
 }
 
 fn event() -> OwnedFd {

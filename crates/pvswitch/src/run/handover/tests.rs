@@ -21,6 +21,7 @@ fn port() -> impl Strategy<Value = PortHanded> {
     let positions = proptest::collection::vec(any::<(u16, u32)>(), 0..4);
     (positions, counters(), counters(), frames(), frames()).prop_map(
         |(positions, ingress, egress, held, unsent)| PortHanded {
+            name: "p".into(),
             positions,
             ingress,
             egress,

@@ -41,7 +41,7 @@ fn system(control: PathBuf) -> System {
         addresses_per_port: 16,
         hints: false,
     };
-    System::new(options, Inherited::default()).unwrap()
+    System::new(options, Inherited::default(), None).unwrap()
 }
 
 fn show(system: &System) -> Value {

@@ -20,7 +20,7 @@ use shm::sync::{Ordering, compiler_fence};
 use shm::{Area, GuestMemory};
 
 use super::{DESC_FLAGS, Parts, Pos};
-use crate::virtq::{DESC_WRITE, Layout, LayoutError, SIZE_MAX, lo16, lo32};
+use crate::virtq::{DESC_WRITE, Layout, LayoutError, lo16, lo32};
 
 /// Offset of the positions, and of the ring's size, which is stored last at the start.
 const WORD: usize = 0;
@@ -28,14 +28,22 @@ const SIZE: usize = 4;
 /// Bytes before the entries, and of an entry.
 const HEAD_LEN: usize = 16;
 const ENTRY_LEN: usize = 8;
+/// Entries for a ring of the largest size.
+const ENTRIES: usize = 32_768;
 
 /// Progress of one packed ring, in memory that only its device half and its successor use.
 #[derive(Clone)]
 pub struct Ledger(Area);
 
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
 impl Ledger {
     /// Length of the memory for a ring of any size, in bytes.
-    pub const LEN: usize = HEAD_LEN + SIZE_MAX as usize * ENTRY_LEN;
+    pub const LEN: usize = HEAD_LEN + ENTRIES * ENTRY_LEN;
 
     /// Uses an area of at least [`LEN`](Self::LEN) bytes; `None`: it is shorter.
     pub fn new(area: Area) -> Option<Self> {

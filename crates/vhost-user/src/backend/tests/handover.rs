@@ -6,9 +6,9 @@ use crate::device::Kick;
 impl Rig {
     /// The state, and copies of its descriptors, as another process gets them.
     fn exported(&self) -> (BackendState, Vec<OwnedFd>) {
-        let mut fds = Vec::new();
+        let mut fds = Exported::default();
         let state = self.backend.export(&mut fds);
-        let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let fds = fds.fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         (state, fds)
     }
 
@@ -165,4 +165,27 @@ fn position_that_is_missing_or_invalid_is_an_error() {
     let (state, fds) = old.exported();
     let mut new = import(&state, fds).unwrap();
     assert!(matches!(new.backend.resume(&[(99, 0)]), Err(E::Ring { index: 99, .. })));
+}
+
+/// Rings of a killed process: split ones start at base 0, which their used index replaces; packed
+/// ones where their ledger says, and not without it.
+#[test]
+fn rings_of_a_killed_process_go_on_where_their_memory_says() {
+    let split = Rig::running(feature::VERSION_1);
+    let (state, fds) = split.exported();
+    let mut new = import(&state, fds).unwrap();
+    new.fake.did();
+    new.backend.resume_killed().unwrap();
+    let did = new.fake.did();
+    let begun = |ring: u16| {
+        did.iter().any(|did| matches!(did, Did::Start { ring: r, base: 0, .. } if *r == ring))
+    };
+    assert!(begun(0) && begun(1), "{did:?}");
+    // A packed one that wrote nothing down.
+    let packed = Rig::running(feature::VERSION_1 | feature::RING_PACKED);
+    let (state, fds) = packed.exported();
+    assert_eq!(state.ledgers, None);
+    let mut new = import(&state, fds).unwrap();
+    let error = new.backend.resume_killed().unwrap_err();
+    assert!(matches!(error, ProtocolError::Ring { .. }), "{error}");
 }

@@ -1,0 +1,443 @@
+//! State that is kept outside this process, for the next one if this one is killed
+//! ([0031](../../../../docs/design/0031-kill.md)).
+//!
+//! ```text
+//!   record "switch"   offer without its ports' parts; sockets of the switch itself
+//!   record "p" + id   a port's part of the offer: what only this thread changes; its descriptors
+//!   file "live"       marks: what is being done; counters and addresses, every second of traffic
+//! ```
+//! A record is replaced as a whole: the new one is stored before the old one is deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use api::control::Request;
+use os::StateFile;
+use serde::{Deserialize, Serialize};
+use vhost_user::backend::{Exported, export_fd};
+
+use super::handover::{Handed, PortHanded, VERSION, encode};
+use super::upgrade::{counters, port_offer};
+use super::{Attach, System};
+use crate::keeper::{DELETE, END, MOVED, PUT, post};
+
+/// Start of every name in a store.
+pub(super) const PREFIX: &str = "pvswitch-";
+/// Names of records.
+pub(super) const SWITCH: &str = "switch";
+pub(super) const LIVE: &str = "live";
+
+/// Marks in the live file: attempts to go on, ports whose messages are being handled, and the
+/// request that is being run.
+pub(super) const ATTEMPTS: u64 = 0;
+pub(super) const BUSY: u64 = 4096;
+pub(super) const REQUEST: u64 = 16_384;
+pub(super) const REQUEST_MAX: usize = 4096;
+
+/// Least time between two writes of counters and addresses, and the share of time for them.
+const LIVE_EVERY: Duration = Duration::from_secs(1);
+const LIVE_SHARE: u32 = 50;
+
+/// Index of a port's first descriptor.
+pub(super) fn first(id: u16) -> u32 {
+    (u32::from(id) + 1) << 16
+}
+
+/// Where descriptors are kept.
+enum Place {
+    /// A keeper process.
+    Keeper(OwnedFd),
+    /// The service manager.
+    Manager,
+}
+
+/// A store of named descriptors.
+pub(super) struct Store {
+    place: Place,
+    /// Names of each record's descriptors.
+    records: BTreeMap<String, Vec<String>>,
+    /// Number of the next record.
+    serial: u64,
+}
+
+/// A store as it is handed to another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StoreState {
+    /// The keeper's socket; `None`: the service manager.
+    pub(super) keeper: Option<u32>,
+    names: Vec<String>,
+    serial: u64,
+}
+
+impl Store {
+    /// A store with these names in it, all of a process before.
+    pub(super) fn new(keeper: Option<OwnedFd>, names: Vec<String>) -> Self {
+        let serials = names.iter().filter_map(|name| name.rsplit('-').nth(1)?.parse::<u64>().ok());
+        let serial = serials.max().unwrap_or(0) + 1;
+        let place = keeper.map_or(Place::Manager, Place::Keeper);
+        Self { place, records: BTreeMap::from([(String::new(), names)]), serial }
+    }
+
+    fn import(state: StoreState, keeper: Option<OwnedFd>) -> Self {
+        let mut store = Self::new(keeper, state.names);
+        store.serial = store.serial.max(state.serial);
+        store
+    }
+
+    fn export<'a>(&'a self, fds: &mut Exported<'a>) -> StoreState {
+        let keeper = match &self.place {
+            Place::Keeper(socket) => Some(export_fd(fds, socket.as_fd())),
+            Place::Manager => None,
+        };
+        let names = self.records.values().flatten().cloned().collect();
+        StoreState { keeper, names, serial: self.serial }
+    }
+
+    pub(super) fn is_managed(&self) -> bool {
+        matches!(self.place, Place::Manager)
+    }
+
+    fn put_fd(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        match &self.place {
+            Place::Keeper(socket) => post(socket.as_fd(), PUT, name, Some(fd)),
+            Place::Manager => super::manager::store(name, fd),
+        }
+    }
+
+    fn delete(&self, name: &str) -> io::Result<()> {
+        match &self.place {
+            Place::Keeper(socket) => post(socket.as_fd(), DELETE, name, None),
+            Place::Manager => super::manager::unstore(name),
+        }
+    }
+
+    /// Replaces a record by these descriptors.
+    fn put(&mut self, key: &str, parts: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut names = Vec::new();
+        for (part, fd) in parts.iter().enumerate() {
+            let name = format!("{PREFIX}{key}-{}-{part}", self.serial);
+            self.put_fd(&name, *fd)?;
+            names.push(name);
+        }
+        self.serial += 1;
+        let old = self.records.insert(key.into(), names).unwrap_or_default();
+        old.iter().try_for_each(|name| self.delete(name))
+    }
+
+    fn remove(&mut self, key: &str) -> io::Result<()> {
+        let old = self.records.remove(key).unwrap_or_default();
+        old.iter().try_for_each(|name| self.delete(name))
+    }
+
+    /// Removes what a process before stored.
+    pub(super) fn remove_foreign(&mut self) -> io::Result<()> {
+        self.remove("")
+    }
+}
+
+/// What is kept, and what of it has changed.
+pub struct Keep {
+    pub(super) store: Store,
+    pub(super) live: StateFile,
+    /// Ports whose records are outdated.
+    touched: BTreeSet<String>,
+    /// Whether that of the switch is.
+    switch: bool,
+    /// Ids of ports with a record.
+    ports: BTreeSet<u16>,
+    /// Records of the process before are removed when ours are complete.
+    is_first: bool,
+    /// Whether frames may have passed since the counters were written. Set by workers.
+    active: Arc<AtomicBool>,
+    /// When they are written next, and what they were.
+    due: Option<Instant>,
+    written: u64,
+}
+
+impl Keep {
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub(super) fn new(store: Store) -> io::Result<Self> {
+        Ok(Self {
+            store,
+            live: StateFile::new()?,
+            touched: BTreeSet::new(),
+            switch: true,
+            ports: BTreeSet::new(),
+            is_first: true,
+            active: Arc::new(AtomicBool::new(false)),
+            due: None,
+            written: 0,
+        })
+    }
+
+    /// The store of the process that hands over.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(super) fn import(state: StoreState, keeper: Option<OwnedFd>) -> io::Result<Self> {
+        Self::new(Store::import(state, keeper))
+    }
+
+    pub(super) fn export<'a>(&'a self, fds: &mut Exported<'a>) -> StoreState {
+        self.store.export(fds)
+    }
+
+    /// What workers set when they wake up.
+    pub(super) fn active(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.active)
+    }
+
+    /// The socket of the keeper, if there is one.
+    pub(super) fn keeper(&self) -> Option<BorrowedFd<'_>> {
+        match &self.store.place {
+            Place::Keeper(socket) => Some(socket.as_fd()),
+            Place::Manager => None,
+        }
+    }
+
+    fn mark_busy(&self, id: u16, busy: bool) {
+        let _ = self.live.mark(BUSY + u64::from(id), &[busy.into()]);
+    }
+
+    fn mark_request(&self, text: &str) {
+        let text = &text.as_bytes()[..text.len().min(REQUEST_MAX)];
+        // The length last; a shorter text leaves the end of a longer one.
+        let _ = self.live.mark(REQUEST, &[0; 4]);
+        let _ = self.live.mark(REQUEST + 4, text);
+        let _ = self.live.mark(REQUEST, &(text.len() as u32).to_le_bytes());
+    }
+}
+
+impl System {
+    /// Notes that a port's record is outdated.
+    pub(super) fn touch(&mut self, name: &str) {
+        if let Some(keep) = &mut self.keep
+            && !keep.touched.contains(name)
+        {
+            keep.touched.insert(name.into());
+        }
+    }
+
+    /// Notes that all records are outdated.
+    pub(super) fn touch_all(&mut self) {
+        if let Some(keep) = &mut self.keep {
+            keep.switch = true;
+            keep.touched.extend(self.ports.keys().cloned());
+        }
+    }
+
+    /// Marks, before a front-end's message is read, that it was not handled to its end.
+    pub(super) fn begin_message(&mut self, name: &str) {
+        if let (Some(keep), Some(state)) = (&self.keep, self.ports.get(name)) {
+            keep.mark_busy(state.port.id.0, true);
+        }
+        self.touch(name);
+    }
+
+    /// Marks what request is being run.
+    pub(super) fn begin_request(&self, request: &Request) {
+        if let Some(keep) = &self.keep {
+            keep.mark_request(&serde_json::to_string(request).unwrap_or_default());
+        }
+    }
+
+    /// Marks its end: what it changed is kept.
+    pub(super) fn end_request(&mut self) {
+        self.touch_all();
+        self.keep_changes();
+    }
+
+    /// Notes that the reply to a request was given.
+    pub(super) fn end_reply(&self) {
+        if let Some(keep) = &self.keep {
+            keep.mark_request("");
+        }
+    }
+
+    /// Stores what has changed.
+    pub(super) fn keep_changes(&mut self) {
+        let Some(mut keep) = self.keep.take() else { return };
+        if self.stop || self.handed_over {
+            // An end in order, or what is stored is the other process's.
+            self.keep = Some(keep);
+            return;
+        }
+        match self.store_changes(&mut keep) {
+            Ok(()) => self.keep = Some(keep),
+            Err(error) => self.lose_keep(keep, &error),
+        }
+    }
+
+    /// The store does not work: what is in it is outdated from now on.
+    fn lose_keep(&mut self, mut keep: Keep, error: &dyn std::fmt::Display) {
+        tracing::error!(
+            "cannot keep the switch's state: {error}; if this process is killed, guests must \
+             connect again"
+        );
+        let keys: Vec<_> = keep.store.records.keys().cloned().collect();
+        for key in keys {
+            let _ = keep.store.remove(&key);
+        }
+    }
+
+    fn store_changes(&mut self, keep: &mut Keep) -> io::Result<()> {
+        if keep.is_first {
+            keep.store.put(LIVE, &[keep.live.as_fd()])?;
+        }
+        let ids: BTreeSet<u16> = self.ports.values().map(|state| state.port.id.0).collect();
+        for gone in keep.ports.difference(&ids) {
+            keep.store.remove(&format!("p{gone}"))?;
+        }
+        keep.ports.retain(|id| ids.contains(id));
+        for name in std::mem::take(&mut keep.touched) {
+            let Some(state) = self.ports.get(&name) else { continue };
+            let id = state.port.id.0;
+            let mut fds = Exported { first: first(id), ..Exported::default() };
+            let mut offer = port_offer(state, &mut fds);
+            if let Attach::VhostUser(vhost) = &state.attach
+                && vhost.connection.as_ref().is_some_and(|c| c.is_within_message())
+            {
+                // The next process could not read the rest of the message.
+                offer.connection = None;
+            }
+            let parts = os::pack(VERSION, &encode(&offer, &[]), &fds.fds)?;
+            let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();
+            keep.store.put(&format!("p{id}"), &parts)?;
+            keep.ports.insert(id);
+            keep.mark_busy(id, false);
+        }
+        if std::mem::take(&mut keep.switch) {
+            let mut fds = Exported::default();
+            let offer = self.switch_offer(&mut fds);
+            let parts = os::pack(VERSION, &encode(&offer, &[]), &fds.fds)?;
+            let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();
+            keep.store.put(SWITCH, &parts)?;
+        }
+        if std::mem::take(&mut keep.is_first) {
+            keep.store.remove_foreign()?;
+        }
+        Ok(())
+    }
+
+    /// Starts to keep state: everything is stored.
+    pub(super) fn start_keeping(&mut self) {
+        let Some(keep) = &self.keep else { return };
+        if let Some(keeper) = keep.keeper() {
+            let watched = keeper.try_clone_to_owned().map_err(super::os("keeper"));
+            let watched =
+                watched.and_then(|fd| self.watch(fd.as_fd(), super::Event::Keeper).map(|_| fd));
+            match watched {
+                Ok(fd) => self.keeper = Some(fd),
+                Err(error) => tracing::error!("{error}"),
+            }
+        }
+        self.touch_all();
+        self.keep_changes();
+        self.write_live();
+    }
+
+    /// Informs the keeper which process serves the switch from now on.
+    pub(super) fn report_move(&self, pid: u32, program: &Path) {
+        if let Some(keeper) = self.keep.as_ref().and_then(Keep::keeper) {
+            let _ = post(keeper, MOVED, &format!("{pid} {}", program.display()), None);
+        }
+    }
+
+    /// The keeper has ended: there is nothing to say to it, so it did not just write.
+    pub(super) fn lose_keeper(&mut self) {
+        if let Some(fd) = self.keeper.take() {
+            self.unwatch(fd.as_fd(), &super::Event::Keeper);
+        }
+        if let Some(keep) = self.keep.take() {
+            self.lose_keep(keep, &"the keeper process has ended");
+        }
+    }
+
+    /// Ends in order: nothing is to be kept.
+    pub(super) fn end_keeping(&mut self) {
+        let Some(mut keep) = self.keep.take() else { return };
+        if let Some(keeper) = keep.keeper() {
+            let _ = post(keeper, END, "", None);
+            return;
+        }
+        let keys: Vec<_> = keep.store.records.keys().cloned().collect();
+        for key in keys {
+            let _ = keep.store.remove(&key);
+        }
+    }
+
+    // ---- counters and addresses ----
+
+    /// When counters are to be written.
+    pub(super) fn live_due(&self) -> Option<Instant> {
+        self.keep.as_ref().and_then(|keep| keep.due)
+    }
+
+    /// Begins to write counters every second, if a worker has woken up.
+    pub(super) fn begin_live(&mut self) {
+        if let Some(keep) = &mut self.keep
+            && keep.due.is_none()
+            && keep.active.load(Ordering::Acquire)
+        {
+            keep.due = Some(Instant::now() + LIVE_EVERY);
+        }
+    }
+
+    /// Writes counters if they are due; without traffic since the last time, until a worker wakes
+    /// up, no more: an idle switch has no wake-up.
+    pub(super) fn tick_live(&mut self) {
+        let now = Instant::now();
+        let sum = match &self.keep {
+            Some(keep) if keep.due.is_some_and(|at| at <= now) => self.traffic(),
+            _ => return,
+        };
+        let is_idle = self.keep.as_ref().is_some_and(|keep| keep.written == sum);
+        if !is_idle {
+            self.write_live();
+        }
+        let again = is_idle && {
+            if let Some(keep) = &self.keep {
+                keep.active.store(false, Ordering::SeqCst);
+            }
+            self.traffic() != sum
+        };
+        let Some(keep) = &mut self.keep else { return };
+        if again {
+            keep.active.store(true, Ordering::Release);
+        }
+        let wait = LIVE_EVERY.max(now.elapsed() * LIVE_SHARE);
+        keep.due = (!is_idle || again).then(|| now + wait);
+    }
+
+    /// A number that changes with every poll and frame.
+    fn traffic(&self) -> u64 {
+        let of = |state: &super::PortState| {
+            let ingress = state.ingress.iter().map(|q| q.stats.polls.get() + q.stats.frames.get());
+            let egress = state.port.egress.iter().map(|q| q.stats.frames.get());
+            ingress.chain(egress).fold(0_u64, u64::wrapping_add)
+        };
+        self.ports.values().map(of).fold(0, u64::wrapping_add)
+    }
+
+    fn write_live(&mut self) {
+        let Some(mut keep) = self.keep.take() else { return };
+        keep.written = self.traffic();
+        let ports = self.ports.values().map(|state| PortHanded {
+            name: state.spec.name.clone(),
+            ingress: state.ingress.iter().map(|q| counters(q.stats.all())).collect(),
+            egress: state.port.egress.iter().map(|q| counters(q.stats.all())).collect(),
+            ..PortHanded::default()
+        });
+        let stopped_ns = os::monotonic().as_nanos() as u64;
+        let handed = Handed { stopped_ns, ports: ports.collect(), addresses: self.learned() };
+        // The one before stays valid.
+        let _ = keep.live.write(VERSION, &encode(&handed, &[]));
+        self.keep = Some(keep);
+    }
+}

@@ -1,0 +1,357 @@
+//! The start of a process: a new switch, one that another process hands over, or one that a killed
+//! process left in a store.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use os::{HandoverError, StateFile, unpack};
+use vhost_user::backend::Descriptors;
+
+use super::handover::{Handed, Offer, PortOffer, VERSION, decode};
+use super::keep::{ATTEMPTS, BUSY, Keep, LIVE, PREFIX, REQUEST, REQUEST_MAX, SWITCH, Store};
+use super::takeover::{Left, Source, Takeover};
+use super::{RunError, manager};
+use crate::keeper::{GO, HAVE, receive};
+
+/// Longest time for the keeper to send what it has.
+const KEEPER_MAX: Duration = Duration::from_secs(10);
+/// A process that lived no longer after it went on was probably ended by what it restored.
+const QUICK_NS: u64 = 1_000_000_000;
+/// So many of them in a row, and connections are not restored.
+const QUICK_MAX: u32 = 2;
+
+/// What a process has at its start.
+#[derive(Default)]
+pub struct Start {
+    /// A switch to go on with.
+    pub takeover: Option<Takeover>,
+    /// Where the state is kept.
+    pub keep: Option<Keep>,
+    /// Descriptors of the starter that are not of the store.
+    pub(super) activated: Vec<(String, OwnedFd)>,
+    /// What went wrong before there was a log.
+    pub(super) errors: Vec<String>,
+}
+
+/// What is in a store: descriptors by record, and by serial number of its versions.
+#[derive(Default)]
+struct Contents {
+    records: BTreeMap<String, BTreeMap<u64, Vec<OwnedFd>>>,
+    names: Vec<String>,
+}
+
+impl Contents {
+    fn add(&mut self, name: String, fd: OwnedFd) {
+        let parts = name.strip_prefix(PREFIX).map(|name| name.split('-').collect::<Vec<_>>());
+        if let Some([key, serial, _part]) = parts.as_deref()
+            && let Ok(serial) = serial.parse()
+        {
+            let versions = self.records.entry((*key).into()).or_default();
+            versions.entry(serial).or_default().push(fd);
+        }
+        self.names.push(name);
+    }
+
+    /// Opens the newest version of a record that is whole.
+    fn open(&self, key: &str) -> Result<(Vec<u8>, Vec<OwnedFd>), HandoverError> {
+        let mut why = HandoverError::Damaged;
+        for parts in self.records.get(key).into_iter().flat_map(|of| of.values().rev()) {
+            let parts: Vec<BorrowedFd<'_>> = parts.iter().map(AsFd::as_fd).collect();
+            match unpack(VERSION, &parts) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    fn live(&self) -> Option<StateFile> {
+        let (_, fds) = self.records.get(LIVE)?.last_key_value()?;
+        Some(StateFile::open(fds.first()?.try_clone().ok()?))
+    }
+}
+
+impl Start {
+    /// A new switch, without a store.
+    ///
+    /// # Errors
+    /// The variables for inherited descriptors are wrong.
+    pub fn new() -> Result<Self, RunError> {
+        Ok(Self { activated: inherited()?, ..Self::default() })
+    }
+
+    /// A switch that another process hands over on standard input.
+    ///
+    /// # Errors
+    /// As for [`Takeover::receive`].
+    pub fn takeover() -> Result<Self, RunError> {
+        Ok(Self { takeover: Some(Takeover::receive()?), ..Self::default() })
+    }
+
+    /// A switch that is kept by the process at standard input, or (`managed`) by the service
+    /// manager: the one that was left, or a new one.
+    ///
+    /// # Errors
+    /// The keeper cannot be reached, or a resource is missing.
+    pub fn kept(managed: bool) -> Result<Self, RunError> {
+        let mut start = Self::default();
+        let mut contents = Contents::default();
+        let mut ended_ns = os::monotonic().as_nanos() as u64;
+        let mut keeper = None;
+        if managed {
+            for (name, fd) in inherited()? {
+                match name.starts_with(PREFIX) {
+                    true => contents.add(name, fd),
+                    false => start.activated.push((name, fd)),
+                }
+            }
+        } else {
+            start.activated = inherited()?;
+            let (socket, at) = read_keeper(&mut contents).map_err(|error| {
+                let what = "--kept is for `run --keep`, which starts this program";
+                RunError::Request(format!("{what}: {error}"))
+            })?;
+            ended_ns = if at == 0 { ended_ns } else { at };
+            keeper = Some(socket);
+        }
+        let mut store = Store::new(keeper, std::mem::take(&mut contents.names));
+        if !contents.records.is_empty() {
+            match restore(&contents, ended_ns, &mut start.errors) {
+                Ok(takeover) => start.takeover = Some(takeover),
+                Err(error) => {
+                    contents = Contents::default();
+                    start.errors.push(format!(
+                        "what the process before left cannot be used: {error}; the switch starts \
+                         anew, guests must connect again"
+                    ));
+                    store.clear().map_err(super::os("store"))?;
+                }
+            }
+        }
+        let keep = Keep::new(store).map_err(super::os("store"))?;
+        if let Some(old) = contents.live() {
+            let mut mark = [0; 16];
+            old.marks(ATTEMPTS, &mut mark);
+            let _ = keep.live.mark(ATTEMPTS, &mark);
+        }
+        start.keep = Some(keep);
+        Ok(start)
+    }
+
+    /// Starts anew in place of what was left.
+    pub fn discard(&mut self, why: &dyn std::fmt::Display) {
+        self.takeover = None;
+        self.errors.push(format!("what the process before left cannot be used: {why}"));
+        if let Some(Err(error)) = self.keep.as_mut().map(|keep| keep.store.clear()) {
+            self.errors.push(format!("cannot empty the store: {error}"));
+        }
+    }
+}
+
+impl Store {
+    /// Removes all that a process before stored, and waits until it is closed: its sockets would
+    /// accept connections.
+    fn clear(&mut self) -> io::Result<()> {
+        self.remove_foreign()?;
+        if self.is_managed() { manager::barrier() } else { Ok(()) }
+    }
+}
+
+fn inherited() -> Result<Vec<(String, OwnedFd)>, RunError> {
+    os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))
+}
+
+/// Receives what the keeper has on standard input; returns its socket, and when the process before
+/// ended (0: there was none).
+fn read_keeper(contents: &mut Contents) -> io::Result<(OwnedFd, u64)> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let null = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    let end = Instant::now() + KEEPER_MAX;
+    loop {
+        let message = receive(socket.as_fd(), end)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match (message.kind, message.fd) {
+            (HAVE, Some(fd)) => contents.add(message.text, fd),
+            (GO, _) => return Ok((socket, message.text.parse().unwrap_or(0))),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// Makes a takeover of what a killed process left.
+fn restore(
+    contents: &Contents,
+    ended_ns: u64,
+    errors: &mut Vec<String>,
+) -> Result<Takeover, HandoverError> {
+    let (bytes, fds) = contents.open(SWITCH)?;
+    let mut offer = decode::<Offer>(&bytes)?.0;
+    let mut all = Descriptors::new(fds);
+    let mut left = Left { ended_ns, ..Left::default() };
+    for port in &mut offer.ports {
+        let record = match contents.open(&format!("p{}", port.id)) {
+            Ok((bytes, fds)) => decode::<PortOffer>(&bytes).map(|(record, _)| (record, fds)),
+            Err(error) => Err(error),
+        };
+        match record {
+            // Another one had this id before.
+            Ok((record, _)) if record.name != port.name => {}
+            Ok((record, fds)) => {
+                all.add(super::keep::first(port.id), fds);
+                *port = record;
+            }
+            Err(error) => {
+                errors.push(format!("port '{}': what was kept of it: {error}", port.name));
+            }
+        }
+    }
+    if let Some(mut live) = contents.live() {
+        read_marks(&live, &offer, &mut left, errors);
+        let handed = live.read(VERSION);
+        let handed = handed.and_then(|bytes| Some(decode::<Handed>(&bytes).ok()?.0));
+        left.handed = handed.unwrap_or_default();
+    }
+    Ok(Takeover { source: Source::Store(Box::new(left)), offer, fds: all })
+}
+
+/// Reads what the killed process was doing, and counts this attempt.
+fn read_marks(live: &StateFile, offer: &Offer, left: &mut Left, errors: &mut Vec<String>) {
+    let ids: BTreeSet<u16> = offer.ports.iter().map(|port| port.id).collect();
+    for id in ids.iter().copied() {
+        let mut busy = [0];
+        live.marks(BUSY + u64::from(id), &mut busy);
+        if busy != [0] {
+            left.lost.insert(id, "the process was killed while it handled a message");
+        }
+    }
+    let (mut len, mut text) = ([0; 4], vec![0; REQUEST_MAX]);
+    live.marks(REQUEST, &mut len);
+    live.marks(REQUEST + 4, &mut text);
+    text.truncate(u32::from_le_bytes(len) as usize);
+    if !text.is_empty() {
+        errors.push(format!(
+            "the process before was killed while it ran the request {}: check whether it took \
+             effect",
+            String::from_utf8_lossy(&text).escape_debug()
+        ));
+    }
+    // Number of processes that went on and ended soon, and when the last one went on.
+    let mut mark = [0; 16];
+    live.marks(ATTEMPTS, &mut mark);
+    let [quick, began] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| mark[at + i])));
+    let now = os::monotonic().as_nanos() as u64;
+    let quick = if began != 0 && now.saturating_sub(began) < QUICK_NS { quick + 1 } else { 0 };
+    if quick >= u64::from(QUICK_MAX) {
+        errors.push(format!(
+            "the process ended {QUICK_MAX} times within {} s of its start: connections are not \
+             restored, guests must connect again",
+            QUICK_NS / 1_000_000_000
+        ));
+        left.lost = ids.into_iter().map(|id| (id, "the process ended too often")).collect();
+    }
+    let mark = [quick.to_le_bytes(), now.to_le_bytes()].concat();
+    let _ = live.mark(ATTEMPTS, &mark);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::handover::encode;
+    use super::*;
+
+    fn add(contents: &mut Contents, name: &str, parts: Vec<OwnedFd>) {
+        for (part, fd) in parts.into_iter().enumerate() {
+            contents.add(format!("{PREFIX}{name}-{part}"), fd);
+        }
+    }
+
+    fn sealed(offer: &Offer) -> Vec<OwnedFd> {
+        os::pack(VERSION, &encode(offer, &[]), &[]).unwrap()
+    }
+
+    fn offer(pid: u32, ports: &[(&str, u16)]) -> Offer {
+        let port = |(name, id): &(&str, u16)| PortOffer {
+            name: (*name).into(),
+            id: *id,
+            ..PortOffer::default()
+        };
+        Offer { pid, ports: ports.iter().map(port).collect(), ..Offer::default() }
+    }
+
+    fn pid(contents: &Contents) -> Result<u32, HandoverError> {
+        restore(contents, 0, &mut Vec::new()).map(|takeover| takeover.offer.pid)
+    }
+
+    #[test]
+    fn newest_whole_record_counts() {
+        let mut contents = Contents::default();
+        assert!(matches!(pid(&contents), Err(HandoverError::Damaged)));
+        add(&mut contents, "switch-7", sealed(&offer(7, &[])));
+        assert_eq!(pid(&contents).unwrap(), 7);
+        // Stored, and the one before not deleted yet.
+        add(&mut contents, "switch-10", sealed(&offer(10, &[])));
+        assert_eq!(pid(&contents).unwrap(), 10);
+        // Stored in part.
+        let events: Vec<_> = (0..200).map(|_| os::eventfd().unwrap()).collect();
+        let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+        let mut parts = os::pack(VERSION, &encode(&offer(11, &[]), &[]), &fds).unwrap();
+        assert_eq!(parts.len(), 2);
+        parts.truncate(1);
+        add(&mut contents, "switch-11", parts);
+        assert_eq!(pid(&contents).unwrap(), 10);
+        // Other descriptors do no harm.
+        contents.add(format!("{PREFIX}switch-12-0"), os::eventfd().unwrap());
+        contents.add(format!("{PREFIX}x"), os::eventfd().unwrap());
+        assert_eq!(pid(&contents).unwrap(), 10);
+        assert_eq!(contents.names.len(), 5);
+    }
+
+    #[test]
+    fn record_of_another_version_is_refused() {
+        let mut contents = Contents::default();
+        let parts = os::pack(VERSION + 1, &encode(&offer(1, &[]), &[]), &[]).unwrap();
+        add(&mut contents, "switch-1", parts);
+        assert!(matches!(pid(&contents), Err(HandoverError::Version { .. })));
+    }
+
+    #[test]
+    fn port_whose_record_is_damaged_or_of_another_is_restored_without_it() {
+        let mut contents = Contents::default();
+        add(&mut contents, "switch-1", sealed(&offer(1, &[("a", 0), ("b", 1), ("c", 2)])));
+        let record = |name: &str, id| {
+            let port = PortOffer { name: name.into(), id, faults: 5, ..PortOffer::default() };
+            encode(&port, &[])
+        };
+        add(&mut contents, "p0-2", os::pack(VERSION, &record("a", 0), &[]).unwrap());
+        add(&mut contents, "p1-3", os::pack(VERSION, &record("old", 1), &[]).unwrap());
+        add(&mut contents, "p2-4", os::pack(VERSION, b"not a record", &[]).unwrap());
+        let mut errors = Vec::new();
+        let takeover = restore(&contents, 0, &mut errors).unwrap();
+        let faults: Vec<_> = takeover.offer.ports.iter().map(|p| (&*p.name, p.faults)).collect();
+        assert_eq!(faults, [("a", 5), ("b", 0), ("c", 0)]);
+        assert!(matches!(&errors[..], [error] if error.contains("port 'c'")), "{errors:?}");
+    }
+
+    #[test]
+    fn marks_of_the_killed_process_decide_what_is_lost() {
+        let live = StateFile::new().unwrap();
+        let offer = offer(1, &[("a", 0), ("b", 9)]);
+        let read = |live: &StateFile| {
+            let (mut left, mut errors) = (Left::default(), Vec::new());
+            read_marks(live, &offer, &mut left, &mut errors);
+            (left.lost.into_keys().collect::<Vec<_>>(), errors)
+        };
+        assert_eq!(read(&live), (vec![], vec![]));
+        live.mark(BUSY + 9, &[1]).unwrap();
+        let (lost, errors) = read(&live);
+        assert_eq!((lost, errors.len()), (vec![9], 0));
+        // It has gone on and ended soon twice by now: this is the third attempt.
+        let (lost, errors) = read(&live);
+        assert_eq!((lost, errors.len()), (vec![0, 9], 1), "{errors:?}");
+        live.mark(REQUEST + 4, b"some\nrequest").unwrap();
+        live.mark(REQUEST, &12_u32.to_le_bytes()).unwrap();
+        let (_, errors) = read(&live);
+        assert!(errors[0].contains("some\\nrequest"), "{errors:?}");
+    }
+}

@@ -1,0 +1,435 @@
+//! `kill -9` of a switch that is kept: the next process goes on, and guests stay connected.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const SENDER: &str = "02:00:00:00:00:01";
+const RECEIVER: &str = "02:00:00:00:00:02";
+/// Most frames of one burst: what a kill may deliver twice.
+const BURST: u64 = 64;
+
+fn pid(switch: &Switch) -> u32 {
+    u32::try_from(switch.json(&["show"])["pid"].as_u64().unwrap()).unwrap()
+}
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// Waits until a process other than `before` serves the switch, and returns its id.
+fn wait_for_next(switch: &Switch, before: u32) -> u32 {
+    let mut next = before;
+    wait_for("the next process", || {
+        let out = switch.ctl(&["show", "--json"]);
+        let show: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+        next = show["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(before);
+        next != before
+    });
+    next
+}
+
+/// Kills the switch, and waits for the next process.
+fn kill_and_wait(switch: &Switch) {
+    let before = pid(switch);
+    kill(before);
+    wait_for_next(switch, before);
+    let show = switch.json(&["show"]);
+    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
+    assert_eq!(show["taken_over"]["killed"], true, "{show}");
+}
+
+/// Waits until the process is old enough not to count as one that its state ends.
+fn wait_until_settled(switch: &Switch) {
+    wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
+}
+
+/// Waits for `more` frames of a port's sender.
+fn wait_for_frames(switch: &Switch, port: &str, more: u64) {
+    let before = switch.counter(port, "ingress", "frames");
+    wait_for("frames", || switch.counter(port, "ingress", "frames") > before + more);
+}
+
+/// Frames from a sender to a sink, with kills meanwhile: all arrive, a burst of them perhaps twice.
+fn kill_under_traffic(forward: &str, guest: &[&str]) {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let mut switch = Switch::start(&dir, &["--keep", "--forward", forward], &ports);
+    let ring = [guest, &["--queue-size", "1024"]].concat();
+    let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
+    let sink = Gen::start(&dir.path("b"), &sink_args);
+    switch.wait_up("b", true);
+    let to = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k", "--size", "imix"];
+    let sender = Gen::start(&dir.path("a"), &[&ring[..], &to].concat());
+    switch.wait_up("a", true);
+    const KILLS: u64 = 3;
+    for _ in 0..KILLS {
+        wait_for_frames(&switch, "a", 1000);
+        wait_until_settled(&switch);
+        kill_and_wait(&switch);
+    }
+    wait_for_frames(&switch, "a", 1000);
+    let sent = sender.end();
+    let frames = sent["sent_frames"].as_u64().unwrap();
+    for port in ["a", "b"] {
+        let show = switch.port("show", port);
+        assert_eq!((&show["connections"], &show["faults"]), (&1.into(), &0.into()), "{show}");
+    }
+    let got = sink.end();
+    println!("{forward} {guest:?}: sent {frames}, got {got}");
+    let received = got["received_frames"].as_u64().unwrap();
+    assert!((frames..=frames + KILLS * BURST).contains(&received), "{frames} sent: {got}");
+    assert_eq!(got["lost_frames"], 0, "{got}");
+    assert!(switch.ctl(&["shutdown"]).status.success());
+    assert!(switch.process.wait().success(), "the keeper ends with the switch");
+    wait_for("the sockets to be removed", || !dir.path("a").exists() && !dir.path("ctl").exists());
+}
+
+#[test]
+fn every_frame_arrives_over_kills_on_split_rings() {
+    kill_under_traffic("cross", &[]);
+    kill_under_traffic("cross", &["--in-order"]);
+}
+
+#[test]
+fn every_frame_arrives_over_kills_on_packed_rings() {
+    kill_under_traffic("cross", &["--packed"]);
+    kill_under_traffic("cross", &["--packed", "--in-order"]);
+}
+
+/// Names, numbers and drains of ports; addresses; the configuration.
+fn state(switch: &Switch) -> (Vec<[Value; 3]>, Value, Vec<u8>) {
+    let show = switch.json(&["show"]);
+    let of = |port: &Value| [port["name"].clone(), port["id"].clone(), port["drain"].clone()];
+    let ports = show["ports"].as_array().unwrap().iter().map(of).collect();
+    (ports, switch.json(&["fdb"]), switch.ctl(&["save", "-"]).stdout)
+}
+
+#[test]
+fn settings_addresses_and_counters_come_back() {
+    let dir = Dir::new();
+    let file = dir.path("c.toml");
+    let port = |name: &str| {
+        format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{}\"\n", dir.text(name))
+    };
+    std::fs::write(&file, format!("{}{}", port("a"), port("b"))).unwrap();
+    let http = format!("unix:{}", dir.text("http"));
+    let args = ["--keep", "--config", file.to_str().unwrap(), "--http", &http];
+    let switch = Switch::start(&dir, &args, &[]);
+    assert!(switch.ctl(&["set", "a", "weight=3", "poll=timer:2000"]).status.success());
+    assert!(switch.ctl(&["add-port", "n=null,hold=7"]).status.success());
+    assert!(switch.ctl(&["add-port", &dir.port("c", "")]).status.success());
+    assert!(switch.ctl(&["del-port", "c"]).status.success());
+    assert!(switch.ctl(&["fdb", "add", RECEIVER, "b", "--vlan", "5"]).status.success());
+    assert!(switch.ctl(&["drain", "a"]).status.success());
+    let before = state(&switch);
+    kill_and_wait(&switch);
+    assert_eq!(state(&switch), before);
+    assert_eq!(switch.port("stats", "a")["ingress"][0]["weight"], 3);
+    let stream = std::os::unix::net::UnixStream::connect(dir.path("http"));
+    assert!(stream.is_ok(), "the HTTP server listens");
+    // The file is still that of the switch; and the counters of traffic are kept.
+    let reload = switch.json(&["reload"]);
+    assert_eq!(reload["removed"][0], "n", "{reload}");
+    assert!(switch.ctl(&["drain", "a", "--off"]).status.success());
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let learned = switch.json(&["fdb"])["entries"].as_array().unwrap().len();
+    wait_until_settled(&switch);
+    let frames = switch.counter("a", "ingress", "frames");
+    wait_for("a second of traffic", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 4);
+    kill_and_wait(&switch);
+    assert!(switch.counter("a", "ingress", "frames") >= frames);
+    assert_eq!(switch.json(&["fdb"])["entries"].as_array().unwrap().len(), learned);
+    pair.wait_for_replies(&switch);
+    pair.end();
+}
+
+#[test]
+fn hundred_ports_stay_connected() {
+    let dir = Dir::new();
+    let mut ports: Vec<_> = (0..98).map(|n| dir.port(&format!("p{n}"), "")).collect();
+    ports.extend([dir.port("a", ""), dir.port("b", "")]);
+    let switch = Switch::start(&dir, &["--keep", "--workers", "2"], &ports);
+    let idle = ["--mode", "idle", "--count", "98", "--queue-size", "8"];
+    let mut idle = Gen::start(&dir.path("p{}"), &idle);
+    wait_for("the idle guests", || {
+        let show = switch.json(&["show"]);
+        let ports = show["ports"].as_array().unwrap();
+        ports.iter().filter(|port| port["up"] == true).count() == 98
+    });
+    let (one, two) = ("02:00:00:00:00:a1", "02:00:00:00:00:a2");
+    let echo = ["--mode", "echo", "--mac", two, "--peer", one];
+    let _echo = Gen::start(&dir.path("b"), &echo);
+    switch.wait_up("b", true);
+    let mut outages = Vec::new();
+    for _ in 0..2 {
+        // The longest round trip of a guest that waits for each reply spans the outage.
+        let rr = ["--mode", "rr", "--mac", one, "--peer", two];
+        let rr = Gen::start(&dir.path("a"), &rr);
+        switch.wait_up("a", true);
+        wait_for_frames(&switch, "a", 20);
+        wait_until_settled(&switch);
+        let connections = switch.port("show", "a")["connections"].as_u64();
+        kill_and_wait(&switch);
+        wait_for_frames(&switch, "a", 20);
+        let show = switch.json(&["show"]);
+        for port in show["ports"].as_array().unwrap() {
+            let state = (&port["up"], &port["faults"]);
+            assert_eq!(state, (&true.into(), &0.into()), "{port}");
+            if port["name"] != "a" {
+                assert_eq!(port["connections"], 1, "{port}");
+            }
+        }
+        assert_eq!(switch.port("show", "a")["connections"].as_u64(), connections);
+        let noticed = switch.json(&["show"])["taken_over"]["outage_us"].clone();
+        // A request without an answer for 100 ms counts as lost, and is not in the latencies.
+        let report = rr.end();
+        let late = report["lost_frames"].as_u64().unwrap() * 100_000;
+        outages.push((late.max(report["latency_ns_max"].as_u64().unwrap() / 1000), noticed));
+        switch.wait_up("a", false);
+    }
+    println!("longest round trip, and time from the notice of the end, us: {outages:?}");
+    assert!(idle.0.lives());
+}
+
+/// Requests that were answered have taken effect, whenever the switch is killed.
+#[test]
+fn answered_requests_are_kept() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &["--keep"], &[dir.port("a", "")]);
+    let weight = || switch.port("stats", "a")["ingress"][0]["weight"].as_u64().unwrap();
+    for round in 0_u64..3 {
+        wait_until_settled(&switch);
+        let before = pid(&switch);
+        let (mut answered, mut tried) = (weight(), 0);
+        let delay = Duration::from_micros(30_000 + 2711 * round);
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            kill(before);
+        });
+        // Requests of the time without a process wait for the next one.
+        for n in 1.. {
+            let is_last = killer.is_finished();
+            tried = 1 + (round * 40 + n) % 100;
+            let set = format!("weight={tried}");
+            if !switch.ctl(&["set", "a", &set]).status.success() {
+                break;
+            }
+            answered = tried;
+            if is_last {
+                break;
+            }
+        }
+        killer.join().unwrap();
+        wait_for_next(&switch, before);
+        let now = weight();
+        assert!(now == answered || now == tried, "{now}: answered {answered}, tried {tried}");
+    }
+}
+
+/// The next process names a request that was being run, and its client does not wait.
+#[test]
+fn request_at_the_kill_is_named_and_its_connection_closed() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &["--keep"], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    wait_until_settled(&switch);
+    let before = pid(&switch);
+    // An upgrade to a program that never answers: the request runs for seconds.
+    let (program, began) = (dir.path("hangs"), dir.path("began"));
+    let text = format!("#!/bin/sh\ntouch {}\nexec sleep 30\n", began.display());
+    std::fs::write(&program, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(&program, mode).unwrap();
+    let mut client = common::pvswitch();
+    client.args(["ctl", "--control", switch.control(), "upgrade"]).arg(&program);
+    let client = client.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    wait_for("the request to be run", || began.exists());
+    kill(before);
+    let out = client.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));
+    wait_for_next(&switch, before);
+    let log = switch.log();
+    assert!(log.contains("was killed while it ran the request {\\\"operation\\\":\\\"upgrade"), "{log}");
+    assert!(log.contains("check whether it took effect"), "{log}");
+    // Named once.
+    pair.wait_for_replies(&switch);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    assert_eq!(switch.log().matches("was killed while it ran").count(), 1, "{}", switch.log());
+    pair.wait_for_replies(&switch);
+    pair.end();
+}
+
+/// Guests that connect while the switch is killed: none is left hanging.
+#[test]
+fn guests_that_connect_at_the_kill_are_served_or_disconnected() {
+    let dir = Dir::new();
+    let names = ["a", "b", "c", "d"];
+    let switch = Switch::start(&dir, &["--keep"], &names.map(|name| dir.port(name, "")));
+    for round in 0..3 {
+        wait_until_settled(&switch);
+        let before = pid(&switch);
+        let idle = ["--mode", "idle", "--queue-size", "8"];
+        let mut guests = names.map(|name| Gen::start(&dir.path(name), &idle));
+        std::thread::sleep(Duration::from_millis(4 * round));
+        kill(before);
+        wait_for_next(&switch, before);
+        // A guest without its connection ends, and the port takes the next one.
+        for (name, guest) in names.iter().zip(&mut guests) {
+            wait_for("each guest", || switch.is_up(name) || !guest.0.lives());
+        }
+        guests.iter_mut().for_each(|guest| guest.0.kill());
+        names.iter().for_each(|name| switch.wait_up(name, false));
+    }
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    pair.wait_for_replies(&switch);
+    pair.end();
+}
+
+#[test]
+fn state_that_ends_the_process_again_and_again_is_not_restored() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &["--keep"], &ports);
+    let mut sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
+    switch.wait_up("b", true);
+    wait_until_settled(&switch);
+    let refused = "connections are not restored, guests must connect again";
+    // As a guest would whose rings end every process that serves them.
+    let mut deaths = 0;
+    while !switch.log().contains(refused) {
+        assert!(deaths < 12, "{}", switch.log());
+        let before = pid(&switch);
+        kill(before);
+        wait_for_next(&switch, before);
+        deaths += 1;
+    }
+    assert!(deaths >= 3, "not at the first kills");
+    wait_for("the guest to lose its connection", || {
+        !sink.0.lives() || switch.port("show", "b")["connections"] != 1
+    });
+    drop(sink);
+    switch.wait_up("b", false);
+    // The port, its socket and its settings are there.
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    pair.wait_for_replies(&switch);
+    pair.end();
+}
+
+#[test]
+fn switch_goes_on_without_its_keeper() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ""));
+    let mut switch = Switch::start(&dir, &["--keep"], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let process = pid(&switch);
+    switch.process.kill();
+    wait_for("the loss to be reported", || switch.log().contains("the keeper process has ended"));
+    pair.wait_for_replies(&switch);
+    assert_eq!(pid(&switch), process);
+    pair.end();
+    assert!(switch.ctl(&["shutdown"]).status.success());
+    wait_for("its end", || !dir.path("ctl").exists());
+}
+
+#[test]
+fn upgraded_switch_is_kept_too() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ""));
+    let mut switch = Switch::start(&dir, &["--keep"], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let before = pid(&switch);
+    switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
+    wait_for_next(&switch, before);
+    assert_eq!(switch.json(&["show"])["taken_over"]["killed"], false);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    pair.wait_for_replies(&switch);
+    for port in ["a", "b"] {
+        assert_eq!(switch.port("show", port)["connections"], 1);
+    }
+    pair.end();
+    // The keeper passes signals on to the process that serves now.
+    assert!(switch.process.end().success());
+    assert!(!dir.path("a").exists() && !dir.path("ctl").exists());
+}
+
+#[test]
+fn errors_of_a_kept_switch_are_those_of_the_switch() {
+    let run = |args: &[&str]| {
+        let out =
+            common::pvswitch().args(["run", "--control", "/nonexistent/ctl"]).args(args).output();
+        let out = out.unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (status, error) = run(&["--keep"]);
+    assert_eq!(status, Some(1), "{error}");
+    assert!(error.contains("/nonexistent") && !error.contains("starting it again"), "{error}");
+    let (status, error) = run(&["--keep", "--config", "/nonexistent/c.toml"]);
+    assert_eq!(status, Some(2), "{error}");
+    let (status, error) = run(&["--kept"]);
+    assert_eq!(status, Some(1), "{error}");
+    assert!(error.contains("--kept is for `run --keep`"), "{error}");
+}
+
+/// Number of times that the control thread slept.
+fn waits(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn idle_switch_keeps_its_state_without_a_wake_up() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &["--keep"], &["a", "b"].map(|name| dir.port(name, "")));
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    wait_until_settled(&switch);
+    let pid = pid(&switch);
+    pair.end();
+    switch.wait_up("a", false);
+    // The last counters are written, then nothing is due: in some interval it does not wake up.
+    wait_for("an interval without a wake-up", || {
+        let before = waits(pid);
+        std::thread::sleep(Duration::from_millis(2500));
+        waits(pid) == before
+    });
+}
+
+#[test]
+fn tap_stays_with_its_addresses() {
+    if !Path::new("/dev/net/tun").exists() || !rustix::process::geteuid().is_root() {
+        println!("skipped: TAP interfaces need root and /dev/net/tun");
+        return;
+    }
+    let dir = Dir::new();
+    let tap = format!("pvski{}", std::process::id() % 100_000);
+    let ports = [dir.port("a", ""), format!("h=tap:{tap}")];
+    let switch = Switch::start(&dir, &["--keep", "--forward", "cross"], &ports);
+    let of = |what: &str| {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{tap}/{what}"));
+        text.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let (index, changes) = (of("ifindex"), of("carrier_changes"));
+    let received = of("statistics/rx_packets");
+    let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);
+    switch.wait_up("a", true);
+    wait_for_frames(&switch, "a", 500);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    wait_for_frames(&switch, "a", 500);
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    wait_for("all frames", || of("statistics/rx_packets") - received >= sent);
+    assert_eq!((of("ifindex"), of("carrier_changes")), (index, changes), "the link stayed up");
+    assert_eq!(switch.port("show", "h")["created"], true);
+}
