@@ -342,10 +342,15 @@ impl System {
         self.write_live();
     }
 
-    /// Informs the keeper which process serves the switch from now on.
+    /// Informs who keeps the switch which process serves it from now on. The service manager takes
+    /// descriptors from its main process only.
     pub(super) fn report_move(&self, pid: u32, program: &Path) {
-        if let Some(keeper) = self.keep.as_ref().and_then(Keep::keeper) {
+        let Some(keep) = &self.keep else { return };
+        if let Some(keeper) = keep.keeper() {
             let _ = post(keeper, MOVED, &format!("{pid} {}", program.display()), None);
+        } else {
+            self.manager.moved(pid);
+            let _ = super::manager::barrier();
         }
     }
 
