@@ -433,3 +433,44 @@ fn tap_stays_with_its_addresses() {
     assert_eq!((of("ifindex"), of("carrier_changes")), (index, changes), "the link stayed up");
     assert_eq!(switch.port("show", "h")["created"], true);
 }
+
+/// A socket that holds another, which holds another: as deep as the kernel permits.
+fn nested() -> std::os::fd::OwnedFd {
+    use std::os::fd::AsFd;
+    let (mut held, mut other) = os::socketpair().unwrap();
+    for _ in 0..8 {
+        let (next, sends) = os::socketpair().unwrap();
+        if !matches!(os::send(sends.as_fd(), b"x", &[held.as_fd()]), Ok(true)) {
+            break;
+        }
+        (held, other) = (next, sends);
+    }
+    drop(other);
+    held
+}
+
+/// A guest whose request channel cannot be passed on is not kept; the others are.
+#[test]
+fn guest_with_nested_sockets_costs_others_nothing() {
+    use std::os::fd::AsFd;
+    let dir = Dir::new();
+    let ports = ["a", "b", "c"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &["--keep"], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let hostile = std::os::unix::net::UnixStream::connect(dir.path("c")).unwrap();
+    let request = |number: u32, payload: &[u8]| {
+        let head = [number, 1, u32::try_from(payload.len()).unwrap()];
+        [&head.map(u32::to_ne_bytes).concat(), payload].concat()
+    };
+    // SET_PROTOCOL_FEATURES: BACKEND_REQ; SET_BACKEND_REQ_FD.
+    let features = request(16, &(1_u64 << 5).to_ne_bytes());
+    assert!(os::send(hostile.as_fd(), &features, &[]).unwrap());
+    assert!(os::send(hostile.as_fd(), &request(21, &[]), &[nested().as_fd()]).unwrap());
+    switch.ctl(&["show"]);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    pair.wait_for_replies(&switch);
+    assert_eq!(switch.port("show", "a")["connections"], 1);
+    assert!(!switch.log().contains("cannot keep the switch's state"), "{}", switch.log());
+    pair.end();
+}

@@ -19,11 +19,13 @@ use std::time::{Duration, Instant};
 use api::control::Request;
 use os::StateFile;
 use serde::{Deserialize, Serialize};
+use switch::account::defaults::MESSAGE_TIME;
+use switch::time::Ns;
 use vhost_user::backend::{Exported, export_fd};
 
+use super::System;
 use super::handover::{Handed, PortHanded, VERSION, encode};
 use super::upgrade::{counters, port_offer};
-use super::{Attach, System};
 use crate::keeper::{DELETE, END, MOVED, PUT, post};
 
 /// Start of every name in a store.
@@ -46,6 +48,15 @@ const LIVE_SHARE: u32 = 50;
 /// Index of a port's first descriptor.
 pub(super) fn first(id: u16) -> u32 {
     (u32::from(id) + 1) << 16
+}
+
+/// Whether an error means that the store cannot be reached, not that it refuses a descriptor.
+fn is_lost(error: &io::Error) -> bool {
+    use io::ErrorKind as E;
+    matches!(
+        error.kind(),
+        E::BrokenPipe | E::ConnectionReset | E::ConnectionRefused | E::TimedOut | E::NotFound
+    )
 }
 
 /// Where descriptors are kept.
@@ -119,12 +130,17 @@ impl Store {
     /// Replaces a record by these descriptors.
     fn put(&mut self, key: &str, parts: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut names = Vec::new();
-        for (part, fd) in parts.iter().enumerate() {
-            let name = format!("{PREFIX}{key}-{}-{part}", self.serial);
-            self.put_fd(&name, *fd)?;
-            names.push(name);
-        }
+        let serial = self.serial;
         self.serial += 1;
+        for (part, fd) in parts.iter().enumerate() {
+            let name = format!("{PREFIX}{key}-{serial}-{part}");
+            let put = self.put_fd(&name, *fd);
+            names.push(name);
+            if put.is_err() {
+                names.iter().try_for_each(|name| self.delete(name))?;
+                return put;
+            }
+        }
         let old = self.records.insert(key.into(), names).unwrap_or_default();
         old.iter().try_for_each(|name| self.delete(name))
     }
@@ -298,18 +314,29 @@ impl System {
         for name in std::mem::take(&mut keep.touched) {
             let Some(state) = self.ports.get(&name) else { continue };
             let id = state.port.id.0;
+            let began = Instant::now();
             let mut fds = Exported { first: first(id), ..Exported::default() };
-            let mut offer = port_offer(state, &mut fds);
-            if let Attach::VhostUser(vhost) = &state.attach
-                && vhost.connection.as_ref().is_some_and(|c| c.is_within_message())
-            {
-                // The next process could not read the rest of the message.
-                offer.connection = None;
+            let offer = port_offer(state, &mut fds, false);
+            let key = format!("p{id}");
+            let stored = os::pack(VERSION, &encode(&offer, &[]), &fds.fds).and_then(|parts| {
+                let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();
+                keep.store.put(&key, &parts)
+            });
+            match stored {
+                Ok(()) => drop(keep.ports.insert(id)),
+                Err(error) if is_lost(&error) => return Err(error),
+                Err(error) => {
+                    // A guest's sockets can hold sockets, deeper than the kernel sends them on.
+                    keep.store.remove(&key)?;
+                    keep.ports.remove(&id);
+                    if let Some(log) = state.log() {
+                        log.warn(format_args!("not kept: {error}"));
+                    }
+                }
             }
-            let parts = os::pack(VERSION, &encode(&offer, &[]), &fds.fds)?;
-            let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();
-            keep.store.put(&format!("p{id}"), &parts)?;
-            keep.ports.insert(id);
+            // Front-ends cause this by messages.
+            let time = Ns::from(began.elapsed()).times(MESSAGE_TIME);
+            state.port.account.messages.charge(time, self.pool.now());
             keep.mark_busy(id, false);
         }
         if std::mem::take(&mut keep.switch) {

@@ -145,7 +145,7 @@ impl System {
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|state| state.port.id.0);
         Offer {
-            ports: ports.into_iter().map(|state| port_offer(state, fds)).collect(),
+            ports: ports.into_iter().map(|state| port_offer(state, fds, true)).collect(),
             addresses: self.learned(),
             keep: self.keep.as_ref().map(|keep| keep.export(fds)),
             ..offer
@@ -242,13 +242,20 @@ fn bare(state: &PortState) -> PortOffer {
     PortOffer { name, id, ..PortOffer::default() }
 }
 
-pub(super) fn port_offer<'a>(state: &'a PortState, fds: &mut Exported<'a>) -> PortOffer {
+/// `parts`: also a connection in the middle of a message, whose rest the next process reads.
+pub(super) fn port_offer<'a>(
+    state: &'a PortState,
+    fds: &mut Exported<'a>,
+    parts: bool,
+) -> PortOffer {
     let mut offer =
         PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
     match &state.attach {
         Attach::VhostUser(vhost) => {
             offer.listener = vhost.listener.as_ref().map(|listener| listener_state(listener, fds));
-            offer.connection = vhost.connection.as_ref().map(|connection| connection.export(fds));
+            let connection = vhost.connection.as_ref();
+            let connection = connection.filter(|c| parts || !c.is_within_message());
+            offer.connection = connection.map(|connection| connection.export(fds));
             offer.connections = vhost.connections;
             (offer.errors, offer.last_error) = vhost.errors.export();
         }
