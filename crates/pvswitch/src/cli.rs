@@ -161,8 +161,8 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortText>,
-    /// Start another process if this one is killed: guests stay connected. Under systemd, by its store
-    /// (FileDescriptorStoreMax=)
+    /// Start another process if this one is killed: guests stay connected. Under systemd, its
+    /// store is used (FileDescriptorStoreMax=)
     #[arg(long)]
     pub keep: bool,
     /// Run under the keeper that started this process, by `run --keep`
