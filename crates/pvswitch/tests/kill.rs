@@ -257,7 +257,10 @@ fn request_at_the_kill_is_named_and_its_connection_closed() {
     assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));
     wait_for_next(&switch, before);
     let log = switch.log();
-    assert!(log.contains("was killed while it ran the request {\\\"operation\\\":\\\"upgrade"), "{log}");
+    assert!(
+        log.contains("was killed while it ran the request {\\\"operation\\\":\\\"upgrade"),
+        "{log}"
+    );
     assert!(log.contains("check whether it took effect"), "{log}");
     // Named once.
     pair.wait_for_replies(&switch);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use api::control::Request;
+use api::Request;
 use os::StateFile;
 use serde::{Deserialize, Serialize};
 use switch::account::defaults::MESSAGE_TIME;
