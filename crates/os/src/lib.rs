@@ -40,6 +40,6 @@ pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
-pub use sys::{inherited, signal_event, thread_page_faults};
+pub use sys::{ThreadCounts, inherited, signal_event, thread_counts};
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
 pub use users::{Group, Peer, peer};

@@ -12,15 +12,24 @@ use crate::event::signal;
 use crate::fd::set_nonblocking;
 use crate::inherit::{FIRST, InheritError};
 
-/// Page faults of this thread so far.
-pub fn thread_page_faults() -> u64 {
+/// What the kernel has counted of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadCounts {
+    /// Page faults.
+    pub faults: u64,
+    /// Voluntary context switches: the thread blocked.
+    pub waits: u64,
+}
+
+/// What the kernel has counted of this thread.
+pub fn thread_counts() -> ThreadCounts {
     // SAFETY: all fields are integers, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: getrusage writes one `rusage` at the address, which we own. With this argument and
     // address it does not fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
-    faults.unsigned_abs()
+    ThreadCounts { faults: faults.unsigned_abs(), waits: usage.ru_nvcsw.unsigned_abs() }
 }
 
 /// Duplicates a descriptor that the process inherited under a number; children do not inherit the

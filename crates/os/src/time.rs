@@ -40,12 +40,19 @@ mod tests {
 
     #[test]
     fn page_faults_of_a_thread_are_counted() {
-        let before = crate::thread_page_faults();
+        let before = crate::thread_counts().faults;
         let pages = vec![1_u8; 64 << 20];
-        let after = crate::thread_page_faults();
+        let after = crate::thread_counts().faults;
         assert_eq!(pages[pages.len() / 2], 1);
         // Pages may be large.
         assert!(after >= before + 32, "{before} {after}");
+    }
+
+    #[test]
+    fn waits_of_a_thread_are_counted() {
+        let before = crate::thread_counts().waits;
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(crate::thread_counts().waits > before);
     }
 
     #[test]

@@ -51,7 +51,8 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
 
 /// What this thread has used.
 fn usage() -> Usage {
-    Usage { cpu: os::thread_cpu_time().into(), faults: os::thread_page_faults() }
+    let os::ThreadCounts { faults, waits } = os::thread_counts();
+    Usage { now: os::monotonic().into(), cpu: os::thread_cpu_time().into(), faults, waits }
 }
 
 struct Worker {

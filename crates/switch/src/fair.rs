@@ -94,31 +94,49 @@ pub(crate) const SLOW_FOR: Ns = Ns::from_secs(10);
 /// guest that was just started are absent, two pages for 4 KiB.
 const BYTES_PER_FAULT: u64 = 2048;
 
-/// Time for which slow guests are not served after a burst of one of them that took `cpu`.
-pub(crate) fn slow_rest(cpu: Ns) -> Ns {
-    cpu * (SLOW_SHARE - 1)
+/// Time for which slow guests are not served after a burst of one of them.
+pub(crate) fn slow_rest(took: Ns) -> Ns {
+    took * (SLOW_SHARE - 1)
 }
 
-/// Whether the receiver's memory made a delivery of `frames`, in total `bytes` long, slow: by CPU
-/// time and page faults, on average of its frames.
-pub(crate) fn is_slow_delivery(frames: usize, bytes: u64, used: Usage) -> bool {
+/// Whether the receiver's memory made a delivery of `frames`, in total `bytes` long, slow: by time
+/// and page faults, on average of its frames.
+pub(crate) fn is_slow_delivery(frames: usize, bytes: u64, used: Spent) -> bool {
     let frames = frames.max(1) as u64;
-    used.cpu > LONG * frames && used.faults >= SLOW_FAULTS * frames + bytes / BYTES_PER_FAULT
+    used.time > LONG * frames && used.faults >= SLOW_FAULTS * frames + bytes / BYTES_PER_FAULT
 }
 
-/// What a thread has used.
+/// What a thread has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
+    /// Time of the machine's monotonic clock.
+    pub now: Ns,
     /// CPU time.
     pub cpu: Ns,
     /// Page faults.
+    pub faults: u64,
+    /// Voluntary context switches: the thread blocked.
+    pub waits: u64,
+}
+
+/// What a thread used of the worker's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Spent {
+    /// CPU time; with page faults that blocked, all time: a guest that punches a hole where its
+    /// memory is being read lets the worker sleep until the hole is made.
+    pub time: Ns,
+    /// Page faults; one that blocked counts as [`SLOW_FAULTS`].
     pub faults: u64,
 }
 
 impl Usage {
     /// What was used since `before`.
-    pub fn since(self, before: Self) -> Self {
-        Self { cpu: self.cpu - before.cpu, faults: self.faults.saturating_sub(before.faults) }
+    pub fn since(self, before: Self) -> Spent {
+        let faults = self.faults.saturating_sub(before.faults);
+        // Without a page fault, others of our threads held a lock.
+        let blocked = self.waits.saturating_sub(before.waits).min(faults);
+        let time = if blocked > 0 { self.now - before.now } else { self.cpu - before.cpu };
+        Spent { time, faults: faults + blocked * (SLOW_FAULTS - 1) }
     }
 }
 
@@ -126,9 +144,9 @@ impl Usage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BurstUsage {
     /// Until its frames were forwarded: spent on the ring and the memory of the sender alone.
-    pub own: Usage,
+    pub own: Spent,
     /// In total.
-    pub all: Usage,
+    pub all: Spent,
 }
 
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
@@ -137,7 +155,7 @@ pub struct BurstUsage {
 /// Long bursts halve the limit once they exceed their share of the time. Below that they may be
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
-/// its bursts are measured in CPU time. If the memory of its guest makes even a burst of one frame
+/// its bursts are measured in CPU time and page faults. If the memory of its guest makes even a burst of one frame
 /// long, by page faults, the queue is *slow*: after each such burst it [waits](Self::record), which
 /// bounds what it costs others.
 #[derive(Clone, Copy, Debug, Hash)]
@@ -189,8 +207,8 @@ impl Pace {
         now: Instant,
     ) -> Ns {
         if took > LONG || self.is_watched() {
-            let all = Usage { cpu: took, faults: 0 };
-            let used = used.unwrap_or(BurstUsage { own: Usage::default(), all });
+            let all = Spent { time: took, faults: 0 };
+            let used = used.unwrap_or(BurstUsage { own: Spent::default(), all });
             return self.change(frames, used, now);
         }
         Ns::ZERO
@@ -198,12 +216,12 @@ impl Pace {
 
     #[cold]
     fn change(&mut self, frames: usize, used: BurstUsage, now: Instant) -> Ns {
-        let (own, took) = (used.own, used.all.cpu);
-        let is_slow = frames > 0 && own.cpu > LONG && own.faults >= SLOW_FAULTS;
+        let (own, took) = (used.own, used.all.time);
+        let is_slow = frames > 0 && own.time > LONG && own.faults >= SLOW_FAULTS;
         if is_slow && (self.frames == 1 || now < self.slow_until) {
             (self.frames, self.since) = (1, now);
             self.slow_until = now + SLOW_FOR;
-            return slow_rest(own.cpu);
+            return slow_rest(own.time);
         }
         if took > LONG && frames > 0 {
             let excess = LONG_EXCESS * LONG_SHARE;
@@ -414,9 +432,22 @@ mod tests {
         assert!(pace.frames() < BURST_MAX, "a quarter of the time");
     }
 
-    /// What a burst used: CPU time on its sender's memory and in total, and page faults.
+    #[test]
+    fn page_faults_that_blocked_count_by_the_clock() {
+        let before = Usage { now: Ns::from_ms(10), cpu: Ns::from_ms(2), faults: 7, waits: 3 };
+        let (now, cpu) = (Ns::from_ms(14), Ns::from_ms(3));
+        let spent = |faults, waits| Usage { now, cpu, faults, waits }.since(before);
+        assert_eq!(spent(135, 3), Spent { time: Ns::from_ms(1), faults: 128 });
+        assert_eq!(spent(7, 5), Spent { time: Ns::from_ms(1), faults: 0 }, "a lock of ours");
+        let slow = Spent { time: Ns::from_ms(4), faults: SLOW_FAULTS };
+        assert_eq!(spent(8, 4), slow, "one fault");
+        assert_eq!(spent(8, 9), slow, "and locks of ours");
+        assert!(is_slow_delivery(1, 1500, slow));
+    }
+
+    /// What a burst used: time on its sender's memory and in total, and page faults.
     fn used(own: Ns, all: Ns, faults: u64) -> Option<BurstUsage> {
-        Some(BurstUsage { own: Usage { cpu: own, faults }, all: Usage { cpu: all, faults } })
+        Some(BurstUsage { own: Spent { time: own, faults }, all: Spent { time: all, faults } })
     }
 
     /// Issue 14, row 9.

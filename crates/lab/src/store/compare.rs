@@ -63,6 +63,20 @@ impl Results {
     /// of the last axis that has runs.
     pub fn compare(&self, measure: &str) -> Vec<Comparison> {
         let Some(axis) = self.plan.axes.last() else { return Vec::new() };
+        self.compare_in_order(measure, &axis.name, axis.values.iter().collect())
+    }
+
+    /// Returns all comparisons of a measure with `base`, a value of the last axis: none where it
+    /// has no runs.
+    pub fn compare_with(&self, measure: &str, base: &str) -> Vec<Comparison> {
+        let Some(axis) = self.plan.axes.last() else { return Vec::new() };
+        let (first, rest): (Vec<_>, Vec<_>) = axis.values.iter().partition(|v| *v == base);
+        let mut found = self.compare_in_order(measure, &axis.name, [first, rest].concat());
+        found.retain(|comparison| comparison.base == base);
+        found
+    }
+
+    fn compare_in_order(&self, measure: &str, axis: &str, values: Vec<&String>) -> Vec<Comparison> {
         let used = self.used();
         let mut outers: Vec<&[(String, String)]> = Vec::new();
         for run in &used {
@@ -77,13 +91,13 @@ impl Results {
                 let with = here.filter(|run| run.cell.last() == value);
                 with.filter(|run| run.figures.contains_key(measure)).copied().collect()
             };
-            let mut sets = axis.values.iter().map(|value| (value, of(value)));
+            let mut sets = values.iter().map(|value| (*value, of(value)));
             let Some((base, base_runs)) = sets.find(|(_, runs)| !runs.is_empty()) else { continue };
             for (value, runs) in sets.filter(|(_, runs)| !runs.is_empty()) {
                 let numbers = compare(&runs, &base_runs, measure);
                 found.push(Comparison {
                     cell: Cell(outer.to_vec()),
-                    axis: axis.name.clone(),
+                    axis: axis.into(),
                     base: base.clone(),
                     value: value.clone(),
                     measure: measure.into(),

@@ -43,7 +43,10 @@ const ABOUT: &str = "\
 Two honest guests, and one attacker. The first guest sends frames of 1,000 bytes at a constant \
 rate, every byte a function of the frame's number; the second checks every byte, counts missing \
 frames, and measures latency. The attacker is connected to its own ports: idle, it stays \
-connected and sends nothing; hostile, it repeats a case without pause (gen --mode hostile=CASE). \
+connected and sends nothing; busy, it does the same and polls its rings without pause, so that it \
+uses as much of the guests' CPU as an attacker can; hostile, it repeats a case without pause (gen \
+--mode hostile=CASE). Where the guests share a CPU, busy is the control for latency: what hostile \
+adds to it is the switch's doing, what busy adds to idle is the scheduler's. \
 Every fifth frame of the sender goes to the attacker; losses of these frames do not count. The \
 control socket is queried throughout. Case all runs all cases of a ring in turn and reports \
 counts only.";
@@ -100,13 +103,17 @@ impl Study for Hostile {
         let axes = vec![
             Axis::new("ring", Ring::ALL),
             Axis::new("case", names),
-            Axis::new("attack", ["idle", "hostile"]),
+            Axis::new("attack", ["idle", "busy", "hostile"]),
         ];
         Plan::new(self.name(), repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
-        cell.get("case") == ALL || !played(cell).is_empty()
+        if cell.get("case") == ALL {
+            // Reports counts only, for which idle is the control.
+            return cell.get("attack") != "busy";
+        }
+        !played(cell).is_empty()
     }
 
     fn takes_proto(&self) -> bool {
@@ -227,7 +234,11 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
         format!("idle --count {count}")
     };
     let packed: &[&str] = if ring == Ring::Packed { &["--packed"] } else { &[] };
-    let mut attacker = Gen::start(stage, ATTACKER, &target, &guest(packed), &mode)?;
+    let mut options = guest(packed);
+    if run.cell.get("attack") == "busy" {
+        options.poll = "spin".into();
+    }
+    let mut attacker = Gen::start(stage, ATTACKER, &target, &options, &mode)?;
     if attacks {
         sleep(AROUND_S);
     } else {
@@ -401,10 +412,17 @@ fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     Some(Verdict { what, holds: is_conclusive.then_some(bad.is_empty()) })
 }
 
-/// Median and range of what the attack makes of a measure, of what it is without.
-fn ratio(results: &Results, ring: Ring, case: &str, measure: &str) -> Option<Summary> {
-    let found = results.compare(measure).into_iter().find(|comparison| {
-        comparison.cell.get("ring") == ring.name() && comparison.cell.get("case") == case
+/// Median and range of what the attack makes of a measure, of what it is beside a control.
+fn ratio(
+    results: &Results,
+    (ring, case): (Ring, &str),
+    measure: &str,
+    control: &str,
+) -> Option<Summary> {
+    let found = results.compare_with(measure, control).into_iter().find(|comparison| {
+        comparison.value == "hostile"
+            && comparison.cell.get("ring") == ring.name()
+            && comparison.cell.get("case") == case
     })?;
     let (median, (low, high)) = (found.ratio?, found.range?);
     let count = found.runs.0;
@@ -434,14 +452,17 @@ fn table(results: &Results, ring: Ring) -> Option<Table> {
         let sum = |attack: &str, measure: &str| values(attack, measure).iter().sum::<f64>();
         let most = |measure: &str| values("hostile", measure).into_iter().max_by(f64::total_cmp);
         let lived = values("hostile", "alive").iter().all(|alive| *alive == 1.0);
-        let (rate, p99) = (ratio(results, ring, name, "rate"), ratio(results, ring, name, "p99"));
+        let of = |measure: &str, control: &str| {
+            ratio(results, (ring, name), measure, control).filter(|_| name != ALL)
+        };
+        let (rate, p99, p99_busy) = (of("rate", "idle"), of("p99", "idle"), of("p99", "busy"));
         let number = |found: Option<f64>, digits| match found {
             Some(n) => Value::Number(n, digits),
             None => Value::Missing("the switch ended".into()),
         };
         let counts = lived && sum("hostile", "lost") == 0.0 && sum("hostile", "corrupt") == 0.0;
         let times = rate.is_none_or(|rate| rate.median >= KEEPS)
-            && p99.is_none_or(|p99| p99.median < LONGER);
+            && p99_busy.or(p99).is_none_or(|p99| p99.median < LONGER);
         let kept = match (counts, times || name == ALL) {
             (false, _) => "no",
             (true, false) => "counts only",
@@ -454,8 +475,9 @@ fn table(results: &Results, ring: Ring) -> Option<Table> {
             Value::Number(sum("idle", "lost"), 0),
             number(lived.then(|| sum("hostile", "lost")), 0),
             number(lived.then(|| sum("hostile", "corrupt")), 0),
-            spread(rate.filter(|_| name != ALL), 3),
-            spread(p99.filter(|_| name != ALL), 2),
+            spread(rate, 3),
+            spread(p99, 2),
+            spread(p99_busy, 2),
             number(most("show"), 1),
             number(most("memory"), 0),
             number(most("faults"), 0),
@@ -473,6 +495,7 @@ fn table(results: &Results, ring: Ring) -> Option<Table> {
         "corrupt",
         "rate, of idle",
         "p99, of idle",
+        "p99, of busy",
         "longest answer, ms",
         "memory, MiB",
         "faults",

@@ -1,7 +1,7 @@
 //! Receivers whose memory makes deliveries long: each page of their buffers is absent, and our copy
-//! into it is a page fault.
+//! into it is a page fault, and may block.
 //!
-//! Deliveries are measured in CPU time and page faults of the thread while their sender's bursts
+//! Deliveries are measured in time and page faults of the thread while their sender's bursts
 //! are [watched](crate::schedule::Queue::is_watched), because some were long, and always for
 //! frames that were held and for a receiver that is known to be slow. A slow receiver gets one
 //! frame at a time, and then none until its part of the worker's time covers that one; frames for
@@ -25,7 +25,7 @@ pub struct SlowDelivery {
     pub port: PortId,
     /// The index of its egress queue.
     pub queue: u16,
-    /// CPU time.
+    /// Time that the worker spent on it.
     pub took: Ns,
 }
 
@@ -159,9 +159,9 @@ impl Forwarder {
         let bytes = burst.frames.iter().map(|frame| u64::from(frame.len)).sum();
         if fair::is_slow_delivery(done, bytes, used) {
             egress.slow_until_ns.store((now + fair::SLOW_FOR).ns(), Ordering::Relaxed);
-            self.slow.from = now + fair::slow_rest(used.cpu);
-            egress.stats.served_ns.add(used.cpu.get());
-            self.slow.deliveries.push(SlowDelivery { port, queue, took: used.cpu });
+            self.slow.from = now + fair::slow_rest(used.time);
+            egress.stats.served_ns.add(used.time.get());
+            self.slow.deliveries.push(SlowDelivery { port, queue, took: used.time });
         }
         (done, fault)
     }

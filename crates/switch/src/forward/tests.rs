@@ -45,7 +45,7 @@ const FAULT: Ns = Ns::from_us(15);
 thread_local! {
     static USED: std::cell::Cell<Usage> = const { std::cell::Cell::new(ZERO) };
 }
-const ZERO: Usage = Usage { cpu: Ns::ZERO, faults: 0 };
+const ZERO: Usage = Usage { now: Ns::ZERO, cpu: Ns::ZERO, faults: 0, waits: 0 };
 
 impl FakeEgress {
     fn take(&mut self, bytes: Vec<u8>, hdr: VnetHdr) -> Result<bool, Fault> {
@@ -56,8 +56,8 @@ impl FakeEgress {
             self.stats.full.add(1);
             return Ok(false);
         }
-        let Usage { cpu, faults } = USED.get();
-        USED.set(Usage { cpu: cpu + FAULT * self.faults, faults: faults + self.faults });
+        let used @ Usage { cpu, faults, .. } = USED.get();
+        USED.set(Usage { cpu: cpu + FAULT * self.faults, faults: faults + self.faults, ..used });
         self.room -= 1;
         self.stats.frames.add(1);
         self.stats.bytes.add(bytes.len() as u64);

@@ -1,6 +1,6 @@
 //! One burst of an ingress queue, as drivers with real ports serve it.
 
-use crate::fair::{BurstUsage, Usage};
+use crate::fair::{BurstUsage, Spent, Usage};
 use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, SlowDelivery, Source};
 use crate::frame::Burst;
@@ -48,7 +48,7 @@ pub fn burst(
     usage: Option<&dyn Fn() -> Usage>,
 ) -> BurstResult {
     let began = usage.map(|usage| (usage, usage()));
-    let mut own = Usage::default();
+    let mut own = Spent::default();
     let drained = source.tuning.drain() != Drain::Off;
     let (mut max, findings) = match drained {
         true => (0, Findings::default()),
@@ -92,7 +92,7 @@ pub fn burst(
     took.slow = forwarder.take_slow_deliveries();
     took.used = began.map(|(usage, began)| {
         let mut all = usage().since(began);
-        took.slow.iter().for_each(|slow| all.cpu -= slow.took);
+        took.slow.iter().for_each(|slow| all.time -= slow.took);
         BurstUsage { own, all }
     });
     source.stats.polls.add(1);

@@ -215,7 +215,7 @@ impl Worker {
                 // Each microsecond of a burst is a page fault.
                 let usage = || {
                     let ns = self.clock.load(Ordering::Relaxed);
-                    Usage { cpu: Ns::new(ns), faults: ns / 1_000 }
+                    Usage { cpu: Ns::new(ns), faults: ns / 1_000, ..Usage::default() }
                 };
                 let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
                 let Served { source, of, .. } = &queue.served;
