@@ -69,6 +69,7 @@ impl Connection {
             if !self.flush() {
                 return false;
             }
+            std::thread::yield_now();
         }
         true
     }
