@@ -125,7 +125,7 @@ pub struct Spent {
     /// CPU time; with page faults that blocked, all time: a guest that punches a hole where its
     /// memory is being read lets the worker sleep until the hole is made.
     pub time: Ns,
-    /// Page faults; one that blocked counts as [`SLOW_FAULTS`].
+    /// Page faults; one that blocked counts as many as make a frame slow.
     pub faults: u64,
 }
 
@@ -155,9 +155,9 @@ pub struct BurstUsage {
 /// Long bursts halve the limit once they exceed their share of the time. Below that they may be
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
-/// its bursts are measured in CPU time and page faults. If the memory of its guest makes even a burst of one frame
-/// long, by page faults, the queue is *slow*: after each such burst it [waits](Self::record), which
-/// bounds what it costs others.
+/// its bursts are measured in CPU time and page faults. If the memory of its guest makes even a
+/// burst of one frame long, by page faults, the queue is *slow*: after each such burst it
+/// [waits](Self::record), which bounds what it costs others.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
