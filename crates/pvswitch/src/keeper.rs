@@ -172,12 +172,12 @@ pub fn command(args: impl Iterator<Item = OsString>) -> Result<ExitCode, AnyErro
             Ended::Killed(status) => status,
         };
         let how = status.map_or_else(|| "was killed".into(), |status| status.to_string());
-        eprintln!("pvswitch: the switch (process {}) ended: {how}; starting it again", running.pid);
+        eprintln!("pvswitch: the switch (process {}) ended: {how}; restarting it", running.pid);
         quick = if began.elapsed() < QUICK { quick + 1 } else { 0 };
         if quick == QUICK_MAX {
             return Err(format!(
                 "the switch ended {QUICK_MAX} times within {} s of its start: see its log above; \
-                 nothing of it is kept",
+                 its state is discarded",
                 QUICK.as_secs()
             )
             .into());

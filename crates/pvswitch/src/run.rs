@@ -236,7 +236,7 @@ struct System {
     stop: bool,
     /// Program of this process at its start.
     program: PathBuf,
-    /// Descriptors of the process before, until they are used.
+    /// Descriptors of the previous process, until they are used.
     inherited: Inherited,
     taken_over: Option<TakenOver>,
     /// State kept for the next process, if this one is killed.

@@ -363,6 +363,26 @@ fn events_report_ports_faults_rates_and_reloads() {
     assert!(text.contains("shutdown\n") && ctl.wait().success(), "{text}");
 }
 
+#[test]
+fn events_report_addresses_that_move_and_flap() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &["a", "b"].map(|name| dir.port(name, "")));
+    let (mut moves, mut flaps) = (Events::open(&switch), Events::open(&switch));
+    let address = "02:00:00:00:00:07";
+    let guest = ["--mac", address, "--peer", "02:00:00:00:00:09", "--rate", "1k"];
+    let _guests = ["a", "b"].map(|name| Gen::start(&dir.path(name), &guest));
+    for port in ["a", "b"] {
+        let moved = moves.wait("mac-moved", port);
+        assert!(moved["moves"].as_u64().is_some_and(|moves| moves > 0), "{moved}");
+    }
+    let flap = flaps.wait("mac-flaps", "");
+    assert_eq!((&flap["mac"], &flap["vlan"]), (&address.into(), &0.into()), "{flap}");
+    let mut between = [&flap["from"], &flap["to"]].map(|port| port.as_str().unwrap());
+    between.sort_unstable();
+    assert_eq!(between, ["a", "b"], "{flap}");
+    assert!(flap["moves"].as_u64().is_some_and(|moves| moves > 0), "{flap}");
+}
+
 /// A reader that is too slow loses events, receives their number, and costs nobody else anything.
 #[test]
 fn a_slow_reader_of_events_loses_some_and_a_further_reader_is_refused() {

@@ -5,18 +5,12 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use common::{Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-const SENDER: &str = "02:00:00:00:00:01";
-const RECEIVER: &str = "02:00:00:00:00:02";
 /// Most frames of one burst: what a kill may deliver twice.
 const BURST: u64 = 64;
-
-fn pid(switch: &Switch) -> u32 {
-    u32::try_from(switch.json(&["show"])["pid"].as_u64().unwrap()).unwrap()
-}
 
 fn kill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -37,7 +31,7 @@ fn wait_for_next(switch: &Switch, before: u32) -> u32 {
 
 /// Kills the switch, and waits for the next process.
 fn kill_and_wait(switch: &Switch) {
-    let before = pid(switch);
+    let before = switch.pid();
     kill(before);
     wait_for_next(switch, before);
     let show = switch.json(&["show"]);
@@ -50,45 +44,29 @@ fn wait_until_settled(switch: &Switch) {
     wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
 }
 
-/// Waits for `more` frames of a port's sender.
-fn wait_for_frames(switch: &Switch, port: &str, more: u64) {
-    let before = switch.counter(port, "ingress", "frames");
-    wait_for("frames", || switch.counter(port, "ingress", "frames") > before + more);
-}
-
 /// Frames from a sender to a sink, with kills meanwhile: all arrive, a burst of them perhaps twice.
 fn kill_under_traffic(forward: &str, guest: &[&str]) {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), dir.port("b", "")];
     let mut switch = Switch::start(&dir, &["--keep", "--forward", forward], &ports);
-    let ring = [guest, &["--queue-size", "1024"]].concat();
-    let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
-    let sink = Gen::start(&dir.path("b"), &sink_args);
-    switch.wait_up("b", true);
-    let to = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k", "--size", "imix"];
-    let sender = Gen::start(&dir.path("a"), &[&ring[..], &to].concat());
-    switch.wait_up("a", true);
+    let (sender, sink) = sender_and_sink(&switch, &dir, guest);
     const KILLS: u64 = 3;
     for _ in 0..KILLS {
-        wait_for_frames(&switch, "a", 1000);
+        switch.wait_for_frames("a", 1000);
         wait_until_settled(&switch);
         kill_and_wait(&switch);
     }
-    wait_for_frames(&switch, "a", 1000);
+    switch.wait_for_frames("a", 1000);
     let sent = sender.end();
     let frames = sent["sent_frames"].as_u64().unwrap();
-    for port in ["a", "b"] {
-        let show = switch.port("show", port);
-        assert_eq!((&show["connections"], &show["faults"]), (&1.into(), &0.into()), "{show}");
-    }
+    switch.check_connected_once(&["a", "b"]);
     let got = sink.end();
     println!("{forward} {guest:?}: sent {frames}, got {got}");
     let received = got["received_frames"].as_u64().unwrap();
     assert!((frames..=frames + KILLS * BURST).contains(&received), "{frames} sent: {got}");
     assert_eq!(got["lost_frames"], 0, "{got}");
-    assert!(switch.ctl(&["shutdown"]).status.success());
+    switch.shut_down(&dir);
     assert!(switch.process.wait().success(), "the keeper ends with the switch");
-    wait_for("the sockets to be removed", || !dir.path("a").exists() && !dir.path("ctl").exists());
 }
 
 #[test]
@@ -153,16 +131,7 @@ fn settings_addresses_and_counters_come_back() {
 #[test]
 fn hundred_ports_stay_connected() {
     let dir = Dir::new();
-    let mut ports: Vec<_> = (0..98).map(|n| dir.port(&format!("p{n}"), "")).collect();
-    ports.extend([dir.port("a", ""), dir.port("b", "")]);
-    let switch = Switch::start(&dir, &["--keep", "--workers", "2"], &ports);
-    let idle = ["--mode", "idle", "--count", "98", "--queue-size", "8"];
-    let mut idle = Gen::start(&dir.path("p{}"), &idle);
-    wait_for("the idle guests", || {
-        let show = switch.json(&["show"]);
-        let ports = show["ports"].as_array().unwrap();
-        ports.iter().filter(|port| port["up"] == true).count() == 98
-    });
+    let (switch, mut idle) = hundred_ports(&dir, &["--keep"]);
     let (one, two) = ("02:00:00:00:00:a1", "02:00:00:00:00:a2");
     let echo = ["--mode", "echo", "--mac", two, "--peer", one];
     let _echo = Gen::start(&dir.path("b"), &echo);
@@ -173,11 +142,11 @@ fn hundred_ports_stay_connected() {
         let rr = ["--mode", "rr", "--mac", one, "--peer", two];
         let rr = Gen::start(&dir.path("a"), &rr);
         switch.wait_up("a", true);
-        wait_for_frames(&switch, "a", 20);
+        switch.wait_for_frames("a", 20);
         wait_until_settled(&switch);
         let connections = switch.port("show", "a")["connections"].as_u64();
         kill_and_wait(&switch);
-        wait_for_frames(&switch, "a", 20);
+        switch.wait_for_frames("a", 20);
         let show = switch.json(&["show"]);
         for port in show["ports"].as_array().unwrap() {
             let state = (&port["up"], &port["faults"]);
@@ -206,7 +175,7 @@ fn answered_requests_are_kept() {
     let weight = || switch.port("stats", "a")["ingress"][0]["weight"].as_u64().unwrap();
     for round in 0_u64..3 {
         wait_until_settled(&switch);
-        let before = pid(&switch);
+        let before = switch.pid();
         let (mut answered, mut tried) = (weight(), 0);
         let delay = Duration::from_micros(30_000 + 2711 * round);
         let killer = std::thread::spawn(move || {
@@ -241,7 +210,7 @@ fn request_at_the_kill_is_named_and_its_connection_closed() {
     let switch = Switch::start(&dir, &["--keep"], &ports);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
     wait_until_settled(&switch);
-    let before = pid(&switch);
+    let before = switch.pid();
     // An upgrade to a program that never answers: the request runs for seconds.
     let (program, began) = (dir.path("hangs"), dir.path("began"));
     let text = format!("#!/bin/sh\ntouch {}\nexec sleep 30\n", began.display());
@@ -279,7 +248,7 @@ fn guests_that_connect_at_the_kill_are_served_or_disconnected() {
     let switch = Switch::start(&dir, &["--keep"], &names.map(|name| dir.port(name, "")));
     for round in 0..3 {
         wait_until_settled(&switch);
-        let before = pid(&switch);
+        let before = switch.pid();
         let idle = ["--mode", "idle", "--queue-size", "8"];
         let mut guests = names.map(|name| Gen::start(&dir.path(name), &idle));
         std::thread::sleep(Duration::from_millis(4 * round));
@@ -305,12 +274,12 @@ fn state_that_ends_the_process_again_and_again_is_not_restored() {
     let mut sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
     switch.wait_up("b", true);
     wait_until_settled(&switch);
-    let refused = "connections are not restored, guests must connect again";
+    let refused = "connections are not restored, guests must reconnect";
     // As a guest would whose rings end every process that serves them.
     let mut deaths = 0;
     while !switch.log().contains(refused) {
         assert!(deaths < 12, "{}", switch.log());
-        let before = pid(&switch);
+        let before = switch.pid();
         kill(before);
         wait_for_next(&switch, before);
         deaths += 1;
@@ -335,14 +304,13 @@ fn switch_goes_on_without_its_keeper() {
     let ports = ["a", "b"].map(|name| dir.port(name, ""));
     let mut switch = Switch::start(&dir, &["--keep"], &ports);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
-    let process = pid(&switch);
+    let process = switch.pid();
     switch.process.kill();
     wait_for("the loss to be reported", || switch.log().contains("the keeper process has ended"));
     pair.wait_for_replies(&switch);
-    assert_eq!(pid(&switch), process);
+    assert_eq!(switch.pid(), process);
     pair.end();
-    assert!(switch.ctl(&["shutdown"]).status.success());
-    wait_for("its end", || !dir.path("ctl").exists());
+    switch.shut_down(&dir);
 }
 
 #[test]
@@ -351,16 +319,14 @@ fn upgraded_switch_is_kept_too() {
     let ports = ["a", "b"].map(|name| dir.port(name, ""));
     let mut switch = Switch::start(&dir, &["--keep"], &ports);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
-    let before = pid(&switch);
+    let before = switch.pid();
     switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
     wait_for_next(&switch, before);
     assert_eq!(switch.json(&["show"])["taken_over"]["killed"], false);
     wait_until_settled(&switch);
     kill_and_wait(&switch);
     pair.wait_for_replies(&switch);
-    for port in ["a", "b"] {
-        assert_eq!(switch.port("show", port)["connections"], 1);
-    }
+    switch.check_connected_once(&["a", "b"]);
     pair.end();
     // The keeper passes signals on to the process that serves now.
     assert!(switch.process.end().success());
@@ -377,7 +343,7 @@ fn errors_of_a_kept_switch_are_those_of_the_switch() {
     };
     let (status, error) = run(&["--keep"]);
     assert_eq!(status, Some(1), "{error}");
-    assert!(error.contains("/nonexistent") && !error.contains("starting it again"), "{error}");
+    assert!(error.contains("/nonexistent") && !error.contains("restarting it"), "{error}");
     let (status, error) = run(&["--keep", "--config", "/nonexistent/c.toml"]);
     assert_eq!(status, Some(2), "{error}");
     let (status, error) = run(&["--kept"]);
@@ -398,7 +364,7 @@ fn idle_switch_keeps_its_state_without_a_wake_up() {
     let switch = Switch::start(&dir, &["--keep"], &["a", "b"].map(|name| dir.port(name, "")));
     let pair = Bystanders::start(&switch, &dir, "a", "b");
     wait_until_settled(&switch);
-    let pid = pid(&switch);
+    let pid = switch.pid();
     pair.end();
     switch.wait_up("a", false);
     // The last counters are written, then nothing is due: in some interval it does not wake up.
@@ -427,10 +393,10 @@ fn tap_stays_with_its_addresses() {
     let received = of("statistics/rx_packets");
     let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);
     switch.wait_up("a", true);
-    wait_for_frames(&switch, "a", 500);
+    switch.wait_for_frames("a", 500);
     wait_until_settled(&switch);
     kill_and_wait(&switch);
-    wait_for_frames(&switch, "a", 500);
+    switch.wait_for_frames("a", 500);
     let sent = sender.end()["sent_frames"].as_u64().unwrap();
     wait_for("all frames", || of("statistics/rx_packets") - received >= sent);
     assert_eq!((of("ifindex"), of("carrier_changes")), (index, changes), "the link stayed up");

@@ -5,12 +5,9 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use common::{Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
-const SENDER: &str = "02:00:00:00:00:01";
-const RECEIVER: &str = "02:00:00:00:00:02";
 
 /// The process that took over; killed on drop.
 struct Successor(u32);
@@ -23,14 +20,9 @@ impl Drop for Successor {
     }
 }
 
-fn pid(switch: &Switch) -> u32 {
-    let pid = switch.json(&["show"])["pid"].as_u64().unwrap();
-    u32::try_from(pid).unwrap()
-}
-
 /// Upgrades to this program itself, and waits until the new process replies.
 fn upgrade(switch: &Switch) -> Successor {
-    let before = pid(switch);
+    let before = switch.pid();
     let answer = switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
     let next = u32::try_from(answer["pid"].as_u64().unwrap()).unwrap();
     let next = Successor(next);
@@ -50,38 +42,26 @@ fn upgrade_under_traffic(forward: &str, guest: &[&str]) {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), dir.port("b", "")];
     let mut switch = Switch::start(&dir, &["--forward", forward], &ports);
-    let ring = [guest, &["--queue-size", "1024"]].concat();
-    let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
-    let sink = Gen::start(&dir.path("b"), &sink_args);
-    switch.wait_up("b", true);
-    let to = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k", "--size", "imix"];
-    let sender = Gen::start(&dir.path("a"), &[&ring[..], &to].concat());
-    switch.wait_up("a", true);
+    let (sender, sink) = sender_and_sink(&switch, &dir, guest);
     let mut living = Vec::new();
     for _ in 0..4 {
-        let before = switch.counter("a", "ingress", "frames");
-        wait_for("frames", || switch.counter("a", "ingress", "frames") > before + 1000);
+        switch.wait_for_frames("a", 1000);
         living.push(upgrade(&switch));
         if living.len() == 1 {
             assert!(switch.process.wait().success(), "the old process ends in order");
         }
     }
-    let before = switch.counter("a", "ingress", "frames");
-    wait_for("frames", || switch.counter("a", "ingress", "frames") > before + 1000);
+    switch.wait_for_frames("a", 1000);
     let sent = sender.end();
     let frames = sent["sent_frames"].as_u64().unwrap();
     wait_for("all frames", || switch.counter("b", "egress", "frames") == frames);
-    for port in ["a", "b"] {
-        let show = switch.port("show", port);
-        assert_eq!((&show["connections"], &show["faults"]), (&1.into(), &0.into()), "{show}");
-    }
+    switch.check_connected_once(&["a", "b"]);
     assert_eq!(switch.counter("a", "ingress", "frames"), frames, "counters are handed on");
     let got = sink.end();
     assert_eq!(got["received_frames"], frames, "{forward} {guest:?}: {got}");
     assert_eq!(got["received_bytes"], sent["sent_bytes"]);
     assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{got}");
-    assert!(switch.ctl(&["shutdown"]).status.success());
-    wait_for("the sockets to be removed", || !dir.path("a").exists() && !dir.path("ctl").exists());
+    switch.shut_down(&dir);
 }
 
 #[test]
@@ -99,16 +79,7 @@ fn every_frame_arrives_in_order_over_upgrades_on_packed_rings() {
 #[test]
 fn hundred_ports_stay_connected() {
     let dir = Dir::new();
-    let mut ports: Vec<_> = (0..98).map(|n| dir.port(&format!("p{n}"), "")).collect();
-    ports.extend([dir.port("a", ""), dir.port("b", "")]);
-    let switch = Switch::start(&dir, &["--workers", "2"], &ports);
-    let idle = ["--mode", "idle", "--count", "98", "--queue-size", "8"];
-    let mut idle = Gen::start(&dir.path("p{}"), &idle);
-    wait_for("the idle guests", || {
-        let show = switch.json(&["show"]);
-        let ports = show["ports"].as_array().unwrap();
-        ports.iter().filter(|port| port["up"] == true).count() == 98
-    });
+    let (switch, mut idle) = hundred_ports(&dir, &[]);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
     let learned = switch.json(&["fdb"])["entries"].as_array().unwrap().len();
     let (mut living, mut outages) = (Vec::new(), Vec::new());
@@ -143,7 +114,7 @@ fn program_that_fails_leaves_the_old_one_at_work() {
     let ports = ["a", "b"].map(|name| dir.port(name, ""));
     let mut switch = Switch::start(&dir, &["--http", "127.0.0.1:0"], &ports);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
-    let before = pid(&switch);
+    let before = switch.pid();
     let programs = [
         (dir.text("missing"), "No such file"),
         (dir.text("log"), "Permission denied"),
@@ -157,7 +128,7 @@ fn program_that_fails_leaves_the_old_one_at_work() {
         assert_eq!(out.status.code(), Some(1), "{error}");
         assert!(error.contains(&program) && error.contains(why), "{error}");
         assert!(error.contains("this switch goes on, nothing was changed"), "{error}");
-        assert_eq!(pid(&switch), before);
+        assert_eq!(switch.pid(), before);
         pair.wait_for_replies(&switch);
     }
     assert!(switch.process.lives() && dir.path("a").exists() && dir.path("ctl").exists());

@@ -37,7 +37,7 @@ impl System {
         Ok(Listener::inherited(self.activated_one(what, name)?, path)?)
     }
 
-    /// The listener of `--http`, if it was inherited: from the process before, or the starter.
+    /// The listener of `--http`, if it was inherited: from the previous process, or the starter.
     pub(super) fn inherited_http(&mut self) -> Result<Option<http::Inherited>, RunError> {
         let name = match (self.inherited.http.take(), &self.options.http) {
             (None, Some(api::Address::Inherited(name))) => name,
@@ -57,7 +57,7 @@ impl System {
         Ok(Some(http::Inherited::Unix(listener)))
     }
 
-    /// Opens or creates the TAP of a port, or uses that of the process before or of the starter.
+    /// Opens or creates the TAP of a port, or uses that of the previous process or of the starter.
     pub(super) fn open_tap(
         &mut self,
         spec: &PortSpec,

@@ -86,7 +86,7 @@ pub(super) struct StoreState {
 }
 
 impl Store {
-    /// A store with these names in it, all of a process before.
+    /// A store with these names in it, all of a previous process.
     pub(super) fn new(keeper: Option<OwnedFd>, names: Vec<String>) -> Self {
         let serials = names.iter().filter_map(|name| name.rsplit('-').nth(1)?.parse::<u64>().ok());
         let serial = serials.max().unwrap_or(0) + 1;
@@ -150,7 +150,7 @@ impl Store {
         old.iter().try_for_each(|name| self.delete(name))
     }
 
-    /// Removes what a process before stored.
+    /// Removes what a previous process stored.
     pub(super) fn remove_foreign(&mut self) -> io::Result<()> {
         self.remove("")
     }
@@ -164,9 +164,11 @@ pub struct Keep {
     touched: BTreeSet<String>,
     /// Whether that of the switch is.
     switch: bool,
+    /// Whether a request is marked whose reply was not given yet.
+    replies: bool,
     /// Ids of ports with a record.
     ports: BTreeSet<u16>,
-    /// Records of the process before are removed when ours are complete.
+    /// Records of the previous process are removed when ours are complete.
     is_first: bool,
     /// Whether frames may have passed since the counters were written. Set by workers.
     active: Arc<AtomicBool>,
@@ -184,6 +186,7 @@ impl Keep {
             live: StateFile::new()?,
             touched: BTreeSet::new(),
             switch: true,
+            replies: false,
             ports: BTreeSet::new(),
             is_first: true,
             active: Arc::new(AtomicBool::new(false)),
@@ -256,22 +259,20 @@ impl System {
         self.touch(name);
     }
 
-    /// Marks what request is being run.
-    pub(super) fn begin_request(&self, request: &Request) {
-        if let Some(keep) = &self.keep {
+    /// Marks what request is being run. What it changes of a port's record, it [`touch`es](Self::touch).
+    pub(super) fn begin_request(&mut self, request: &Request) {
+        if let Some(keep) = &mut self.keep {
             keep.mark_request(&serde_json::to_string(request).unwrap_or_default());
+            keep.replies = true;
+            keep.switch = true;
         }
     }
 
-    /// Marks its end: what it changed is kept.
-    pub(super) fn end_request(&mut self) {
-        self.touch_all();
-        self.keep_changes();
-    }
-
     /// Notes that the reply to a request was given.
-    pub(super) fn end_reply(&self) {
-        if let Some(keep) = &self.keep {
+    pub(super) fn end_reply(&mut self) {
+        if let Some(keep) = &mut self.keep
+            && std::mem::take(&mut keep.replies)
+        {
             keep.mark_request("");
         }
     }
@@ -294,7 +295,7 @@ impl System {
     fn lose_keep(&mut self, mut keep: Keep, error: &dyn std::fmt::Display) {
         tracing::error!(
             "cannot keep the switch's state: {error}; if this process is killed, guests must \
-             connect again"
+             reconnect"
         );
         let keys: Vec<_> = keep.store.records.keys().cloned().collect();
         for key in keys {

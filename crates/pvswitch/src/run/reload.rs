@@ -71,7 +71,6 @@ impl System {
         // Also if nothing is reloaded: with Type=notify-reload systemd waits for both messages.
         self.manager.reloading();
         self.reload_and_log();
-        self.touch_all();
         self.report_ready();
     }
 
@@ -149,6 +148,7 @@ impl System {
         }
         self.options.include = include;
         self.commit(&diff, &leaving, undo.ports, wanted);
+        self.touch_all();
         self.publish(api::event::Event::Reload {
             added: diff.added.len(),
             removed: diff.removed.len(),

@@ -40,7 +40,7 @@ impl System {
             (_, problem) => problem,
         });
         if changes {
-            self.end_request();
+            self.keep_changes();
         }
         result
     }
@@ -193,7 +193,8 @@ impl System {
     }
 
     /// Requests the drain of a port's queues, or ends it.
-    pub(super) fn drain(&self, name: &str, off: bool) -> Result<Value, RunError> {
+    pub(super) fn drain(&mut self, name: &str, off: bool) -> Result<Value, RunError> {
+        self.touch(name);
         let state = self.port(name)?;
         for (i, queue) in state.ingress.iter().enumerate() {
             let token = token(state.port.id, i as u16, false);

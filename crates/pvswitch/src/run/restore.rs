@@ -25,7 +25,7 @@ const QUICK_MAX: u32 = 2;
 /// What a process has at its start.
 #[derive(Default)]
 pub struct Start {
-    /// A switch to go on with.
+    /// A switch to continue.
     pub takeover: Option<Takeover>,
     /// Where the state is kept.
     pub keep: Option<Keep>,
@@ -123,8 +123,8 @@ impl Start {
                 Err(error) => {
                     contents = Contents::default();
                     start.errors.push(format!(
-                        "what the process before left cannot be used: {error}; the switch starts \
-                         anew, guests must connect again"
+                        "the state of the previous process cannot be used: {error}; the switch \
+                         starts without it, guests must reconnect"
                     ));
                     store.clear().map_err(super::os("store"))?;
                 }
@@ -143,7 +143,7 @@ impl Start {
     /// Starts anew in place of what was left.
     pub fn discard(&mut self, why: &dyn std::fmt::Display) {
         self.takeover = None;
-        self.errors.push(format!("what the process before left cannot be used: {why}"));
+        self.errors.push(format!("the state of the previous process cannot be used: {why}"));
         if let Some(Err(error)) = self.keep.as_mut().map(|keep| keep.store.clear()) {
             self.errors.push(format!("cannot empty the store: {error}"));
         }
@@ -151,7 +151,7 @@ impl Start {
 }
 
 impl Store {
-    /// Removes all that a process before stored, and waits until it is closed: its sockets would
+    /// Removes all that a previous process stored, and waits until it is closed: its sockets would
     /// accept connections.
     fn clear(&mut self) -> io::Result<()> {
         self.remove_foreign()?;
@@ -232,7 +232,7 @@ fn read_marks(live: &StateFile, offer: &Offer, left: &mut Left, errors: &mut Vec
     text.truncate(u32::from_le_bytes(len) as usize);
     if !text.is_empty() {
         errors.push(format!(
-            "the process before was killed while it ran the request {}: check whether it took \
+            "the previous process was killed while it ran the request {}: check whether it took \
              effect",
             String::from_utf8_lossy(&text).escape_debug()
         ));
@@ -246,7 +246,7 @@ fn read_marks(live: &StateFile, offer: &Offer, left: &mut Left, errors: &mut Vec
     if quick >= u64::from(QUICK_MAX) {
         errors.push(format!(
             "the process ended {QUICK_MAX} times within {} s of its start: connections are not \
-             restored, guests must connect again",
+             restored, guests must reconnect",
             QUICK_NS / 1_000_000_000
         ));
         left.lost = ids.into_iter().map(|id| (id, "the process ended too often")).collect();

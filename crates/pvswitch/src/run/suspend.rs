@@ -9,6 +9,7 @@ use super::{Attach, Event, System};
 
 /// How long a listener that failed to accept is suspended.
 const SUSPEND: Duration = Duration::from_secs(1);
+
 impl System {
     /// Resumes or suspends a listener or a connection. When suspended, it leaves the epoll set: a
     /// hang-up of the peer would be reported whatever events are requested.

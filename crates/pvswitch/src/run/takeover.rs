@@ -76,14 +76,14 @@ pub(super) struct Inherited {
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
-    /// Sockets that the process's starter made, by their names there. Not of a process before.
+    /// Sockets that the process's starter made, by their names there. Not of a previous process.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
 
 /// How this process came to its switch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TakenOver {
-    /// The process before.
+    /// The previous process.
     pub(super) from: u32,
     /// Time without forwarding; after a kill, from when it was noticed.
     pub(super) outage: Duration,
@@ -143,7 +143,7 @@ impl Takeover {
         Ok((config, origin, include.clone(), left))
     }
 
-    /// Whether the process before was killed.
+    /// Whether the previous process was killed.
     pub fn is_after_kill(&self) -> bool {
         matches!(self.source, Source::Store(_))
     }
@@ -266,7 +266,7 @@ impl System {
         let (pid, us) = (takeover.offer.pid, outage.as_micros());
         if killed {
             self.add_missing(&takeover.offer);
-            tracing::warn!("process {pid} was killed: its switch goes on after {us} us");
+            tracing::warn!("process {pid} was killed: took over its switch after {us} us");
         } else {
             tracing::info!("took over from process {pid} in {us} us");
         }
@@ -326,7 +326,7 @@ impl System {
                 };
                 match imported {
                     Err(why) if left.is_some() => {
-                        let what = "its front-end must connect again";
+                        let what = "its front-end must reconnect";
                         tracing::warn!(port = port.name, "connection not restored: {why}; {what}");
                     }
                     result => result.map_err(|e| error(&format!("port '{}': {e}", port.name)))?,

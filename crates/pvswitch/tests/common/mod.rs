@@ -102,6 +102,8 @@ impl Drop for Process {
 /// A running `pvswitch run`.
 pub struct Switch {
     pub process: Process,
+    /// Whether the process is the keeper of the switch.
+    is_kept: bool,
     control: String,
     log: PathBuf,
 }
@@ -115,7 +117,8 @@ impl Switch {
         command.args(ports.iter().flat_map(|p| ["--port", p]));
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
-        let mut switch = Self { process: Process(child), control, log };
+        let (process, is_kept) = (Process(child), args.contains(&"--keep"));
+        let mut switch = Self { process, is_kept, control, log };
         wait_for("the switch", || {
             assert!(switch.process.lives(), "it ended: {}", switch.log());
             switch.ctl(&["show"]).status.success()
@@ -157,9 +160,46 @@ impl Switch {
         wait_for(&format!("port {name} to be up: {up}"), || self.is_up(name) == up);
     }
 
+    /// The process that serves it, which is not `process` after an upgrade or under a keeper.
+    pub fn pid(&self) -> u32 {
+        u32::try_from(self.json(&["show"])["pid"].as_u64().unwrap()).unwrap()
+    }
+
+    /// Waits for `more` frames of a port's sender.
+    pub fn wait_for_frames(&self, port: &str, more: u64) {
+        let before = self.counter(port, "ingress", "frames");
+        wait_for("frames", || self.counter(port, "ingress", "frames") > before + more);
+    }
+
+    /// Checks that the guests of these ports connected once, and that nothing failed.
+    pub fn check_connected_once(&self, ports: &[&str]) {
+        for port in ports {
+            let show = self.port("show", port);
+            assert_eq!((&show["connections"], &show["faults"]), (&1.into(), &0.into()), "{show}");
+        }
+    }
+
+    /// Ends it by request, and waits until the sockets of `control` and port `a` are removed.
+    pub fn shut_down(&self, dir: &Dir) {
+        assert!(self.ctl(&["shutdown"]).status.success());
+        let are_there = || dir.path("a").exists() || dir.path("ctl").exists();
+        wait_for("the sockets to be removed", || !are_there());
+    }
+
     /// A counter of a port's first queue; `way` is `ingress` or `egress`.
     pub fn counter(&self, name: &str, way: &str, counter: &str) -> u64 {
         self.port("stats", name)[way][0][counter].as_u64().unwrap()
+    }
+}
+
+impl Drop for Switch {
+    /// A keeper that is killed leaves its switch at work: it ends in order.
+    fn drop(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while self.is_kept && self.process.lives() && Instant::now() < end {
+            signal(&self.process.0, Signal::TERM);
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -195,6 +235,38 @@ impl Gen {
         signal(&self.0.0, Signal::TERM);
         self.report()
     }
+}
+
+/// Addresses of [`sender_and_sink`].
+const SENDER: &str = "02:00:00:00:00:01";
+pub const RECEIVER: &str = "02:00:00:00:00:02";
+
+/// A guest of port `a` that sends 20,000 frames per second to one of port `b`, both with these
+/// options.
+pub fn sender_and_sink(switch: &Switch, dir: &Dir, guest: &[&str]) -> (Gen, Gen) {
+    let ring = [guest, &["--queue-size", "1024"]].concat();
+    let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
+    let sink = Gen::start(&dir.path("b"), &sink_args);
+    switch.wait_up("b", true);
+    let to = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k", "--size", "imix"];
+    let sender = Gen::start(&dir.path("a"), &[&ring[..], &to].concat());
+    switch.wait_up("a", true);
+    (sender, sink)
+}
+
+/// A switch of two workers with 98 idle guests, and ports `a` and `b`.
+pub fn hundred_ports(dir: &Dir, args: &[&str]) -> (Switch, Gen) {
+    let mut ports: Vec<_> = (0..98).map(|n| dir.port(&format!("p{n}"), "")).collect();
+    ports.extend([dir.port("a", ""), dir.port("b", "")]);
+    let switch = Switch::start(dir, &[args, &["--workers", "2"]].concat(), &ports);
+    let idle = ["--mode", "idle", "--count", "98", "--queue-size", "8"];
+    let idle = Gen::start(&dir.path("p{}"), &idle);
+    wait_for("the idle guests", || {
+        let show = switch.json(&["show"]);
+        let ports = show["ports"].as_array().unwrap();
+        ports.iter().filter(|port| port["up"] == true).count() == 98
+    });
+    (switch, idle)
 }
 
 /// `gen rr` and `gen echo`, to check that a pair keeps its traffic. Addresses end in a1 and a2.
