@@ -95,10 +95,8 @@ impl Server {
         let service = Service::new(Arc::clone(&shared), epoll, limits);
         let thread = std::thread::Builder::new().name("xenstore".into());
         let run = move || {
-            // A client can keep this thread busy for milliseconds (a commit of many nodes). Workers
-            // that share its CPU get most of it; and because a kernel lets a thread finish its time
-            // slice, it yields after each request and part of the events. Without the priority it
-            // runs like any other thread.
+            // A client can keep this thread busy for milliseconds (a commit of many nodes); workers
+            // that share its CPU preempt it. Without the priority it runs like any other thread.
             let _ = rustix::process::nice(10);
             service.run();
         };
@@ -197,9 +195,7 @@ impl Service {
                     self.serve(ready.tag, ready.readable);
                 }
             }
-            if self.deliver_some() > 0 {
-                std::thread::yield_now();
-            }
+            self.deliver_some();
         }
     }
 

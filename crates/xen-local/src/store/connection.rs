@@ -69,7 +69,6 @@ impl Connection {
             if !self.flush() {
                 return false;
             }
-            std::thread::yield_now();
         }
         true
     }
