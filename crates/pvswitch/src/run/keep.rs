@@ -259,7 +259,8 @@ impl System {
         self.touch(name);
     }
 
-    /// Marks what request is being run. What it changes of a port's record, it [`touch`es](Self::touch).
+    /// Marks what request is being run. Whoever changes something of a port's record
+    /// [touches](Self::touch) it.
     pub(super) fn begin_request(&mut self, request: &Request) {
         if let Some(keep) = &mut self.keep {
             keep.mark_request(&serde_json::to_string(request).unwrap_or_default());
