@@ -34,14 +34,14 @@ fn send_all(from: &str, to: &str, args: &[&str]) -> [serde_json::Value; 2] {
     let switch = Switch::start(&dir, args, &ports);
     let sink = guest(&dir, &at("b", to_options), to, &["--mode", "sink"]);
     switch.wait_up("b", true);
-    let send = ["--rate", "2k", "--duration", "0.4", "--size", "imix"];
+    let send = ["--rate", "2k", "--frames", "800", "--size", "imix"];
     let sent = guest(&dir, &at("a", from_options), from, &send).report();
     let frames = sent["sent_frames"].as_u64().unwrap();
     let words = format!("{from} to {to} {args:?}");
     wait_for(&words, || switch.counter("b", "egress", "frames") == frames);
     std::thread::sleep(Duration::from_millis(50));
     let got = sink.end();
-    assert!(frames >= 400, "{sent}");
+    assert_eq!(frames, 800, "{sent}");
     assert_eq!(got["received_frames"], frames, "{words}");
     assert_eq!(got["received_bytes"], sent["sent_bytes"], "{words}");
     assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{words}");
