@@ -40,7 +40,7 @@ fn frames_use_all_queues_in_both_directions_without_loss_or_reordering() {
         let switch = switch(&dir, kind);
         let sink = Gen::connect(&at(&dir, kind, "b"), &["--mode", "sink", "--queues", "2"]);
         switch.wait_up("b", true);
-        let send = ["--queues", "2", "--flows", "31", "--rate", "5k", "--duration", "0.5"];
+        let send = ["--queues", "2", "--flows", "31", "--rate", "5k", "--frames", "2500"];
         let sent = Gen::connect(&at(&dir, kind, "a"), &send).report();
         let frames = sent["sent_frames"].as_u64().unwrap();
         let total = |name, way| queues(&switch, name, way).iter().sum::<u64>();
@@ -48,7 +48,7 @@ fn frames_use_all_queues_in_both_directions_without_loss_or_reordering() {
         let (taken, given) = (queues(&switch, "a", "ingress"), queues(&switch, "b", "egress"));
         std::thread::sleep(std::time::Duration::from_millis(50));
         let got = sink.end();
-        assert!(frames >= 800, "{kind}: {sent}");
+        assert_eq!(frames, 2500, "{kind}: {sent}");
         assert_eq!(reported(&sent, "sent_frames"), taken, "{kind}");
         assert!(taken[0].abs_diff(taken[1]) <= 1, "{kind}: half each, {taken:?}");
         assert_eq!(reported(&got, "received_frames"), given, "{kind}");
@@ -67,10 +67,10 @@ fn one_flow_uses_one_queue_and_a_guest_may_use_fewer_than_offered() {
         // With a single queue, all frames take that one.
         let sink = Gen::connect(&at(&dir, kind, "b"), &["--mode", "sink"]);
         switch.wait_up("b", true);
-        let send = ["--queues", "2", "--rate", "2k", "--duration", "0.3"];
+        let send = ["--queues", "2", "--rate", "2k", "--frames", "600"];
         let sent = Gen::connect(&at(&dir, kind, "a"), &send).report();
         let frames = sent["sent_frames"].as_u64().unwrap();
-        assert!(frames > 100, "{kind}: {sent}");
+        assert_eq!(frames, 600, "{kind}: {sent}");
         assert_eq!(reported(&sent, "sent_frames"), [frames, 0], "{kind}");
         wait_for("all frames", || queues(&switch, "b", "egress")[0] >= frames);
         assert_eq!(queues(&switch, "a", "ingress"), [frames, 0], "{kind}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Bystanders, Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
 use rustix::process::Signal;
 
-const SEND: [&str; 6] = ["--rate", "2k", "--duration", "0.4", "--queue-size", "1024"];
+const SEND: [&str; 6] = ["--rate", "2k", "--frames", "800", "--queue-size", "1024"];
 
 /// Sends from a to b, and checks that every frame arrives in order.
 fn send_all(forward: &str, poll: &str, guest: &[&str]) {
@@ -31,7 +31,7 @@ fn send_all(forward: &str, poll: &str, guest: &[&str]) {
     }
     std::thread::sleep(Duration::from_millis(50));
     let got = sink.end();
-    assert!(frames >= 400, "{sent}");
+    assert_eq!(frames, 800, "{sent}");
     assert_eq!(got["received_frames"], frames, "{forward} {poll} {guest:?}");
     assert_eq!(got["received_bytes"], sent["sent_bytes"]);
     assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()));
