@@ -42,8 +42,8 @@ pub fn list(studies: Studies, as_json: bool) -> String {
     }
     let mut text = String::new();
     for study in studies {
-        let _ = writeln!(text, "{:<12}{}", study.name(), study.about());
-        if let Some(original) = study.original() {
+        let _ = writeln!(text, "{:<12}{}", study.facts().name, study.facts().about);
+        if let Some(original) = study.facts().original {
             let _ = writeln!(text, "{:<12}after {}", "", original.source);
         }
         let lengths = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
@@ -71,10 +71,10 @@ fn name_of(scale: Scale) -> &'static str {
 }
 
 fn described(study: &dyn Study) -> serde_json::Value {
-    let measures = study
-        .measures()
-        .iter()
-        .map(|measure| json!({"name": measure.name, "unit": measure.unit, "about": measure.about}));
+    let measures =
+        study.facts().measures.iter().map(
+            |measure| json!({"name": measure.name, "unit": measure.unit, "about": measure.about}),
+        );
     let scales = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
         let plan = study.plan(scale);
         let turns = plan.turns(study);
@@ -84,9 +84,10 @@ fn described(study: &dyn Study) -> serde_json::Value {
             "runs": turns.len(), "takes_s": takes_s})
     });
     let original = study
-        .original()
+        .facts()
+        .original
         .map(|original| json!({"source": original.source, "claim": original.claim}));
-    json!({"name": study.name(), "about": study.about(), "seed": original, "scales": scales,
+    json!({"name": study.facts().name, "about": study.facts().about, "seed": original, "scales": scales,
         "measures": measures.collect::<Vec<_>>()})
 }
 
@@ -173,7 +174,7 @@ pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Resu
     let several = folders.len() > 1;
     let into = match out {
         Some(out) => out,
-        None if several => format!("pvswitch-lab-{}-all", study.name()).into(),
+        None if several => format!("pvswitch-lab-{}-all", study.facts().name).into(),
         None => first.clone(),
     };
     if several && store::has_plan(&into) {
@@ -183,8 +184,8 @@ pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Resu
     let mut all = Vec::new();
     for folder in folders {
         let plan = store::plan_of(folder)?;
-        if plan.study != study.name() {
-            let (at, name) = (folder.display(), study.name());
+        if plan.study != study.facts().name {
+            let (at, name) = (folder.display(), study.facts().name);
             return Err(Error::usage(format!("{at}: results of {}, not of {name}", plan.study)));
         }
         plan.check(study)?;

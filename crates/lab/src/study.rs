@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::error::Fail;
 use crate::plan::{Cell, Plan, Scale};
 use crate::report::{Original, Part, Verdict};
+use crate::store::Results;
 
 /// Studies that can be run: [`crate::studies::ALL`], or those of a test.
 pub type Studies = &'static [&'static dyn Study];
@@ -58,43 +59,39 @@ pub struct Run<'a> {
     pub stage: &'a crate::stage::Stage,
 }
 
+/// Constants of a study.
+pub struct Facts {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// One line: its question.
+    pub about: &'static str,
+    /// The published study that it repeats, if any.
+    pub original: Option<Original>,
+    /// What it measures, in the order of the columns.
+    pub measures: &'static [Measure],
+    /// Whether its guests speak what the stage says. Not so where the study has an axis for it, or
+    /// where one protocol is what it is about.
+    pub takes_proto: bool,
+    /// Programs that a cell of its plan calls.
+    pub tools: &'static [&'static str],
+}
+
 /// A study. All of them are in [`crate::studies::ALL`].
 pub trait Study: Sync {
-    /// Its name on the command line.
-    fn name(&self) -> &'static str;
-    /// One line: its question.
-    fn about(&self) -> &'static str;
-    /// The published study that it repeats, if any.
-    fn original(&self) -> Option<Original>;
-    /// What it measures, in the order of the columns.
-    fn measures(&self) -> &'static [Measure];
+    /// Its constants.
+    fn facts(&self) -> &'static Facts;
     /// The matrix. The last axis holds what is set beside each other, the base first.
     fn plan(&self, scale: Scale) -> Plan;
     /// Whether the matrix has this cell: an original study may not have measured all combinations.
-    fn has(&self, _cell: &Cell) -> bool {
-        true
-    }
-    /// Whether its guests speak what the stage says. Not so where the study has an axis for it, or
-    /// where one protocol is what it is about.
-    fn takes_proto(&self) -> bool {
-        true
-    }
-    /// Programs that a cell of this plan calls.
-    fn tools(&self) -> &'static [&'static str] {
-        &[]
-    }
+    fn has(&self, cell: &Cell) -> bool;
     /// About how long one run of a cell takes beyond its window, in seconds.
-    fn overhead_s(&self, _cell: &Cell) -> f64 {
-        2.0
-    }
+    fn overhead_s(&self, cell: &Cell) -> f64;
     /// Measures one cell once.
     fn run(&self, run: &Run) -> Result<Figures, Fail>;
     /// Tables and plots: those of the original study beside ours, in its layout.
-    fn report(&self, results: &crate::store::Results) -> Vec<Part>;
-    /// Results of several machines side by side, above those of each.
-    fn together(&self, _all: &[crate::store::Results]) -> Vec<Part> {
-        Vec::new()
-    }
+    fn report(&self, results: &Results) -> Vec<Part>;
+    /// Results of several machines side by side, above those of each; none if that shows nothing.
+    fn together(&self, all: &[Results]) -> Vec<Part>;
     /// Judges by counts whether the main result of the original study is confirmed.
-    fn judge(&self, results: &crate::store::Results) -> Vec<Verdict>;
+    fn judge(&self, results: &Results) -> Vec<Verdict>;
 }

@@ -52,8 +52,8 @@ impl Plan {
     /// Checks that the study can measure it: its axes, in its order, with known values.
     pub fn check(&self, study: &dyn Study) -> Result<(), Error> {
         let bad = |what: String| Err(Error::usage(format!("plan of {}: {what}", self.study)));
-        if self.study != study.name() {
-            return bad(format!("it is no plan of {}", study.name()));
+        if self.study != study.facts().name {
+            return bad(format!("it is no plan of {}", study.facts().name));
         }
         if self.repeats == 0 || self.repeats > 1000 {
             return bad(format!("repeats = {}: use 1 to 1000", self.repeats));
@@ -100,7 +100,7 @@ impl Plan {
             let hint = did_you_mean(name, names.iter().copied());
             return Err(Error::usage(format!(
                 "--only {only}: {} has no axis '{name}'{hint}: it has {}",
-                study.name(),
+                study.facts().name,
                 names.join(", ")
             )));
         };

@@ -46,7 +46,7 @@ pub fn parts(names: &[String], all: &[Results], study: &dyn Study) -> Vec<Part> 
         return parts;
     }
     let (mut differing, mut equal) = (Vec::new(), Vec::new());
-    for measure in study.measures() {
+    for measure in study.facts().measures {
         let Some(values) = common.values.get(measure.name) else { continue };
         let mut figures = values.values().flatten().flatten();
         let first = figures.next();
@@ -109,7 +109,7 @@ impl<'a> Common<'a> {
         let mut values: BTreeMap<&'static str, BTreeMap<&'a Cell, Values>> = BTreeMap::new();
         for (folder, results) in all.iter().enumerate() {
             for run in results.used() {
-                for measure in study.measures() {
+                for measure in study.facts().measures {
                     let figure = run.figures.get(measure.name).filter(|value| value.is_finite());
                     let Some(figure) = figure else { continue };
                     let cells = values.entry(measure.name).or_default();

@@ -55,7 +55,7 @@ pub fn measure(
         command: order.command.clone(),
         proto: format!("{:?}", order.proto).to_lowercase(),
         guest: order.guest.to_string(),
-        ..Machine::here(study.tools(), &order.switch_cpus, &order.guest_cpus)
+        ..Machine::here(study.facts().tools, &order.switch_cpus, &order.guest_cpus)
     };
     let say = &mut |line: String| eprintln!("{line}");
     let (mut folder, there) = Folder::open(&order.out, plan, study, &machine, say)?;
@@ -255,7 +255,7 @@ fn one_line(text: &str) -> String {
 
 /// The first figures of a run.
 fn shown(done: &Done, study: &dyn Study) -> String {
-    let figures = study.measures().iter().filter_map(|measure| {
+    let figures = study.facts().measures.iter().filter_map(|measure| {
         let value = done.figures.get(measure.name)?;
         let digits = if value.abs() >= 100.0 { 0 } else { 2 };
         let unit = if measure.unit.is_empty() { measure.name } else { measure.unit };

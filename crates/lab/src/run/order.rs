@@ -92,8 +92,8 @@ pub struct Order {
 
 /// The study of that name.
 pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> {
-    studies.iter().find(|study| study.name() == name).copied().ok_or_else(|| {
-        let names: Vec<&str> = studies.iter().map(|study| study.name()).collect();
+    studies.iter().find(|study| study.facts().name == name).copied().ok_or_else(|| {
+        let names: Vec<&str> = studies.iter().map(|study| study.facts().name).collect();
         let hint = did_you_mean(name, names.iter().copied());
         Error::usage(format!("no study '{name}'{hint}: use one of {}", names.join(", ")))
     })
@@ -128,7 +128,7 @@ impl Order {
         if let Some(name) = &ask.proto {
             let known = name.parse().map_err(|what| Error::usage(format!("--proto: {what}")))?;
             let has_axis = plan.axes.iter().any(|axis| axis.name == "proto");
-            if study.takes_proto() && !has_axis {
+            if study.facts().takes_proto && !has_axis {
                 proto = known;
             } else {
                 let why = "the protocol of its guests is part of what it measures";
@@ -140,8 +140,10 @@ impl Order {
         plan.seconds = ask.seconds.unwrap_or(plan.seconds);
         plan.check(study)?;
         let (switch_cpus, guest_cpus) = cpus(ask)?;
-        let out =
-            ask.out.clone().unwrap_or_else(|| format!("pvswitch-lab-{}", study.name()).into());
+        let out = ask
+            .out
+            .clone()
+            .unwrap_or_else(|| format!("pvswitch-lab-{}", study.facts().name).into());
         let kernel = kernel(ask, guest)?;
         let command = ask.command.clone();
         let program = match &ask.program {
@@ -211,7 +213,7 @@ impl Order {
                 let pairs = cell.0.iter().map(|(axis, value)| (axis.clone(), json!(value)));
                 pairs.collect::<serde_json::Map<_, _>>()
             };
-            let all = json!({"study": self.study.name(), "out": self.out, "plan": self.plan,
+            let all = json!({"study": self.study.facts().name, "out": self.out, "plan": self.plan,
                 "cells": cells.iter().map(axes).collect::<Vec<_>>(), "runs_done": there.len(),
                 "runs_left": left.len(), "takes_s": takes.round(),
                 "switch_cpus": self.switch_cpus, "guest_cpus": self.guest_cpus});
@@ -229,7 +231,7 @@ impl Order {
         let left = self.left(there);
         format!(
             "{}: {} cells, {} repeats of {} s: {} runs left to do, about {}; into {}",
-            self.study.name(),
+            self.study.facts().name,
             self.plan.cells(self.study).len(),
             self.plan.repeats,
             self.plan.seconds,
@@ -241,7 +243,7 @@ impl Order {
 
     /// Warns of missing tools: cells that need them are skipped.
     pub fn warn_of_missing_tools(&self) {
-        for missing in self.study.tools().iter().filter_map(|tool| need(tool).err()) {
+        for missing in self.study.facts().tools.iter().filter_map(|tool| need(tool).err()) {
             eprintln!("{missing}: cells that need it are skipped");
         }
     }
@@ -271,7 +273,7 @@ fn set_axis(
     let names: Vec<&str> = plan.axes.iter().map(|axis: &Axis| axis.name.as_str()).collect();
     Err(Error::usage(format!(
         "--{axis} {value}: {} has no axis '{axis}': {why}; it has {}",
-        study.name(),
+        study.facts().name,
         names.join(", ")
     )))
 }

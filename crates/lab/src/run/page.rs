@@ -24,9 +24,9 @@ pub fn write(
 
 fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
     let mut document = Document {
-        title: study.name().into(),
-        question: study.about().into(),
-        original: study.original(),
+        title: study.facts().name.into(),
+        question: study.facts().about.into(),
+        original: study.facts().original,
         ..Document::default()
     };
     let several = all.len() > 1;
@@ -72,7 +72,7 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
                 Part::Text { .. } => continue,
             };
             // The plans of several folders are not beside the page.
-            let all = format!("pvswitch lab run {}", study.name());
+            let all = format!("pvswitch lab run {}", study.facts().name);
             *command = match command.strip_prefix(&all) {
                 Some(_) if several => String::new(),
                 Some(only) => repeat(only, results, study),
@@ -97,7 +97,7 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
 fn repeat(only: &str, results: &Results, study: &dyn Study) -> String {
     let Machine { proto, guest, .. } = &results.machine;
     let has_axis = results.plan.axes.iter().any(|axis| axis.name == "proto");
-    let proto = match study.takes_proto() && !has_axis && !proto.is_empty() {
+    let proto = match study.facts().takes_proto && !has_axis && !proto.is_empty() {
         true => format!(" --proto {proto}"),
         false => String::new(),
     };
@@ -105,7 +105,10 @@ fn repeat(only: &str, results: &Results, study: &dyn Study) -> String {
         "" | "netns" => String::new(),
         guest => format!(" --guest {guest}"),
     };
-    format!("pvswitch lab run {} --plan plan.toml{only}{proto}{guest} --out again", study.name())
+    format!(
+        "pvswitch lab run {} --plan plan.toml{only}{proto}{guest} --out again",
+        study.facts().name
+    )
 }
 
 fn machine(machine: &Machine) -> Vec<(String, String)> {

@@ -40,7 +40,8 @@ struct Columns {
 impl Columns {
     fn of(plan: &Plan, study: &dyn Study) -> Self {
         let axes = plan.axes.iter().map(|axis| axis.name.clone()).collect();
-        let measures = study.measures().iter().map(|measure| measure.name.to_string()).collect();
+        let measures =
+            study.facts().measures.iter().map(|measure| measure.name.to_string()).collect();
         Self { axes, measures }
     }
 

@@ -32,7 +32,8 @@ pub fn of(results: &Results, study: &dyn Study) -> Value {
     let used = results.used();
     let cells = results.cells().into_iter().map(|cell| {
         let measures: Map<String, Value> = study
-            .measures()
+            .facts()
+            .measures
             .iter()
             .filter_map(|measure| {
                 let s = results.summary(cell, measure.name)?;
@@ -46,7 +47,8 @@ pub fn of(results: &Results, study: &dyn Study) -> Value {
         let kept = used.iter().filter(|run| run.cell == *cell).count();
         json!({"axes": axes(cell), "runs": count, "used": kept, "measures": measures})
     });
-    let comparisons = study.measures().iter().flat_map(|measure| results.compare(measure.name));
+    let comparisons =
+        study.facts().measures.iter().flat_map(|measure| results.compare(measure.name));
     let comparisons = comparisons.map(|c| {
         json!({"axes": axes(&c.cell), "axis": c.axis, "base": c.base, "value": c.value,
             "measure": c.measure, "ratio": c.ratio, "ratio_low": c.range.map(|range| range.0),
@@ -61,7 +63,7 @@ pub fn of(results: &Results, study: &dyn Study) -> Value {
     };
     json!({
         "format": FORMAT,
-        "study": study.name(),
+        "study": study.facts().name,
         "command": results.command,
         "complete": turns.iter().all(has),
         "runs": results.runs.len(),

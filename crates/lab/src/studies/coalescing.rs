@@ -5,7 +5,7 @@ use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::report::{Original, Verdict};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod original;
 mod setting;
@@ -63,27 +63,24 @@ const MEASURES: [Measure; 17] = [
     Measure::new("lost", "%", Better::Less, "frames, or pings, that did not arrive"),
 ];
 
+const FACTS: Facts = Facts {
+    name: "coalescing",
+    about: "benefit and cost of delaying notifications, and each idea of the TODO list",
+    original: Some(Original {
+        source: "Rusty Russell answering Michael S. Tsirkin's TODO list, qemu-devel and \
+                 virtualization, June 2009; lguest, tcpblast",
+        claim: "Delaying interrupts reduces their number, but TCP from the guest, whose \
+                acknowledgements are delayed, takes a fifth to a half longer; TCP to the guest \
+                batches well without any time-out.",
+    }),
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &["iperf3", "ping", "ip", "ethtool", "nsenter", "chrt"],
+};
+
 impl Study for Coalescing {
-    fn name(&self) -> &'static str {
-        "coalescing"
-    }
-
-    fn about(&self) -> &'static str {
-        "benefit and cost of delaying notifications, and each idea of the TODO list"
-    }
-
-    fn original(&self) -> Option<Original> {
-        Some(Original {
-            source: "Rusty Russell answering Michael S. Tsirkin's TODO list, qemu-devel and \
-                     virtualization, June 2009; lguest, tcpblast",
-            claim: "Delaying interrupts reduces their number, but TCP from the guest, whose \
-                    acknowledgements are delayed, takes a fifth to a half longer; TCP to the guest \
-                    batches well without any time-out.",
-        })
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -104,7 +101,7 @@ impl Study for Coalescing {
         };
         let ways = TIMED.iter().chain(&SET);
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![Axis::new("way", ways), Axis::new("setting", all)],
@@ -114,10 +111,6 @@ impl Study for Coalescing {
     fn has(&self, cell: &Cell) -> bool {
         let timeout = TIMEOUTS.iter().any(|timeout| timeout.name == cell.get("setting"));
         timeout == TIMED.contains(&cell.get("way"))
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["iperf3", "ping", "ip", "ethtool", "nsenter", "chrt"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -140,6 +133,10 @@ impl Study for Coalescing {
         let mut parts = tables::parts(results);
         parts.push(Part::Table(todo::table(results)));
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -9,7 +9,7 @@ use crate::report::Part;
 use crate::report::{Original, Verdict};
 use crate::stage::{Iperf, START_MAX_S, sleep, wait_for};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod net;
 mod original;
@@ -65,27 +65,24 @@ const MEASURES: [Measure; 11] = [
     Measure::new("drops", "1/s", Better::Less, "frames that the switches lost"),
 ];
 
+const FACTS: Facts = Facts {
+    name: "copies",
+    about: "benefit of one copy less and batched notifications, the host as router and as bridge",
+    original: Some(Original {
+        source: "Manuel Bouyer, port-xen, 2005: network backend improvements; two Pentium II \
+                 of 350 MHz, ttcp, NetBSD as dom0 and router",
+        claim: "Fewer hypercalls, interrupts and copies give up to 37 % more throughput \
+                between a guest and dom0 and up to 72 % more between guests; a packet filter, \
+                even without rules, cancels most of that.",
+    }),
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &["iperf3", "ping", "ip", "ethtool", "nft", "nsenter"],
+};
+
 impl Study for Copies {
-    fn name(&self) -> &'static str {
-        "copies"
-    }
-
-    fn about(&self) -> &'static str {
-        "benefit of one copy less and batched notifications, the host as router and as bridge"
-    }
-
-    fn original(&self) -> Option<Original> {
-        Some(Original {
-            source: "Manuel Bouyer, port-xen, 2005: network backend improvements; two Pentium II \
-                     of 350 MHz, ttcp, NetBSD as dom0 and router",
-            claim: "Fewer hypercalls, interrupts and copies give up to 37 % more throughput \
-                    between a guest and dom0 and up to 72 % more between guests; a packet filter, \
-                    even without rules, cancels most of that.",
-        })
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -104,7 +101,7 @@ impl Study for Copies {
             Scale::Full => (10.0, 5),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![
@@ -117,12 +114,8 @@ impl Study for Copies {
         )
     }
 
-    fn takes_proto(&self) -> bool {
-        false
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["iperf3", "ping", "ip", "ethtool", "nft", "nsenter"]
+    fn has(&self, _cell: &Cell) -> bool {
+        true
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -175,6 +168,10 @@ impl Study for Copies {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

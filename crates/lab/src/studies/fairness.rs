@@ -10,7 +10,7 @@ use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stage::{Link, NicOptions, SwitchOptions};
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// Minimum share of any guest, relative to an equal share.
 const SHARE_LEAST: f64 = 0.01;
@@ -66,27 +66,24 @@ const MEASURES: [Measure; 8] = [
     Measure::new("workers", "", Better::Neither, "workers that the switch had"),
 ];
 
+const FACTS: Facts = Facts {
+    name: "fairness",
+    about: "whether a worker per port is fairer than one for all, and its cost",
+    original: Some(Original {
+        source: "Xen wiki: Xen-netback NAPI + kThread V3 performance testing; two Xeon X5650, \
+                 iperf, dom0 to 1..8 guests and back, 1 to 4 streams each",
+        claim: "A thread per interface hardly changes throughput: not to the guests, and from \
+                them only above four guests with one or two streams, where it is lower; it \
+                should be fairer.",
+    }),
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &["iperf3", "ping", "ip", "nsenter"],
+};
+
 impl Study for Fairness {
-    fn name(&self) -> &'static str {
-        "fairness"
-    }
-
-    fn about(&self) -> &'static str {
-        "whether a worker per port is fairer than one for all, and its cost"
-    }
-
-    fn original(&self) -> Option<Original> {
-        Some(Original {
-            source: "Xen wiki: Xen-netback NAPI + kThread V3 performance testing; two Xeon X5650, \
-                     iperf, dom0 to 1..8 guests and back, 1 to 4 streams each",
-            claim: "A thread per interface hardly changes throughput: not to the guests, and from \
-                    them only above four guests with one or two streams, where it is lower; it \
-                    should be fairer.",
-        })
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -97,7 +94,7 @@ impl Study for Fairness {
             Scale::Full => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 120.0, 3),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![
@@ -109,8 +106,8 @@ impl Study for Fairness {
         )
     }
 
-    fn tools(&self) -> &'static [&'static str] {
-        &["iperf3", "ping", "ip", "nsenter"]
+    fn has(&self, _cell: &Cell) -> bool {
+        true
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -184,6 +181,10 @@ impl Study for Fairness {
             }
         }
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

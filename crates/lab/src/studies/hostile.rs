@@ -9,12 +9,11 @@ use serde_json::Value as Json;
 use super::pair::{self, number, receiver_class};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Original, Verdict};
-use crate::report::{Part, Table, Value};
+use crate::report::{Part, Table, Value, Verdict};
 use crate::stage::{Gen, NicOptions, Place, Port, Proto, Stage, Switch, Window, sleep};
 use crate::stats::Summary;
 use crate::store::{Done, Results};
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// All cases of a ring in one run, one after the other.
 const ALL: &str = "all";
@@ -72,21 +71,18 @@ const MEASURES: [Measure; 15] = [
 /// The study.
 pub struct Hostile;
 
+const FACTS: Facts = Facts {
+    name: "hostile",
+    about: "effects of a misbehaving peer on two honest guests, case by case",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &["ip"],
+};
+
 impl Study for Hostile {
-    fn name(&self) -> &'static str {
-        "hostile"
-    }
-
-    fn about(&self) -> &'static str {
-        "effects of a misbehaving peer on two honest guests, case by case"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -105,7 +101,7 @@ impl Study for Hostile {
             Axis::new("case", names),
             Axis::new("attack", ["idle", "busy", "hostile"]),
         ];
-        Plan::new(self.name(), repeats, seconds, axes)
+        Plan::new(FACTS.name, repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -114,14 +110,6 @@ impl Study for Hostile {
             return cell.get("attack") != "busy";
         }
         !played(cell).is_empty()
-    }
-
-    fn takes_proto(&self) -> bool {
-        false
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["ip"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -148,6 +136,10 @@ impl Study for Hostile {
         let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
         let tables = Ring::ALL.into_iter().filter_map(|ring| table(results, ring));
         std::iter::once(about).chain(tables.map(Part::Table)).collect()
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -6,11 +6,10 @@ use super::pair::{
 };
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Original, Verdict};
-use crate::report::{Part, Table, Value};
+use crate::report::{Part, Table, Value, Verdict};
 use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 const ABOUT: &str = "\
 alone: a number of connected idle guests; the worker should sleep. beside-pair: the same beside \
@@ -47,21 +46,18 @@ const ALL: [Measure; OWN.len() + MEASURES.len()] = {
 /// The study.
 pub struct Idle;
 
+const FACTS: Facts = Facts {
+    name: "idle",
+    about: "cost of connected idle ports, alone and beside a busy pair",
+    original: None,
+    measures: &ALL,
+    takes_proto: true,
+    tools: &[],
+};
+
 impl Study for Idle {
-    fn name(&self) -> &'static str {
-        "idle"
-    }
-
-    fn about(&self) -> &'static str {
-        "cost of connected idle ports, alone and beside a busy pair"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &ALL
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -72,7 +68,7 @@ impl Study for Idle {
             Scale::Full => (&[0, 1, 10, 100, 1000], &POLICIES, 10.0, 9),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![
@@ -140,6 +136,10 @@ impl Study for Idle {
             parts.extend(beside.table(title, "Columns: idle ports.", measure));
         }
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -6,10 +6,9 @@ use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
 use super::policies::tables;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::Part;
-use crate::report::{Original, Verdict};
+use crate::report::{Part, Verdict};
 use crate::store::Results;
-use crate::study::{Figures, Measure, Run, Study};
+use crate::study::{Facts, Figures, Run, Study};
 
 /// Frames a second while traffic is on.
 const RATE: u32 = 100_000;
@@ -47,21 +46,18 @@ fn options(traffic: &str) -> Option<String> {
     ms(traffic, "on-off-").map(|ms| format!("--rate {RATE} --on-off {ms},{ms}"))
 }
 
+const FACTS: Facts = Facts {
+    name: "latency",
+    about: "how late a first frame comes after idle, and frames of bursts that come and go",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &[],
+};
+
 impl Study for Latency {
-    fn name(&self) -> &'static str {
-        "latency"
-    }
-
-    fn about(&self) -> &'static str {
-        "how late a first frame comes after idle, and frames of bursts that come and go"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -81,11 +77,15 @@ impl Study for Latency {
             Scale::Full => (&all, &POLICIES, 50.0, 5),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![Axis::new("traffic", traffic), Axis::new("policy", policies)],
         )
+    }
+
+    fn has(&self, _cell: &Cell) -> bool {
+        true
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -118,6 +118,10 @@ impl Study for Latency {
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
         parts.extend(tables(&grid, "Columns: traffic, as described above."));
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -5,15 +5,14 @@ use super::grid::{Grid, values};
 use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Original, Verdict};
-use crate::report::{Part, Table, Value};
+use crate::report::{Part, Table, Value, Verdict};
 use crate::stage::{
     Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
     sleep, waited_ns,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// Number of request-response guests, and requests per second of each.
 const CLIENTS: usize = 8;
@@ -64,21 +63,18 @@ const MEASURES: [Measure; 14] = [
 /// The study.
 pub struct Neighbours;
 
+const FACTS: Facts = Facts {
+    name: "neighbours",
+    about: "effect of a flooding guest on request-response guests, and how floods share a worker",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &[],
+};
+
 impl Study for Neighbours {
-    fn name(&self) -> &'static str {
-        "neighbours"
-    }
-
-    fn about(&self) -> &'static str {
-        "effect of a flooding guest on request-response guests, and how floods share a worker"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -90,7 +86,7 @@ impl Study for Neighbours {
             Scale::Full => (&placements, &POLICIES, 10.0, 9),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![
@@ -147,6 +143,10 @@ impl Study for Neighbours {
             }));
         }
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -8,7 +8,7 @@ use crate::report::Verdict;
 use crate::report::{Part, Table, Value};
 use crate::stage::{Gen, Iperf, NicOptions, Ping, START_MAX_S, Stage, busy_ns, sleep, wait_for};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod ends;
 
@@ -71,21 +71,27 @@ const MEASURES: [Measure; 8] = [
     Measure::new("wakeups", "1/s", Better::Less, "times that threads of the back end were woken"),
 ];
 
+const FACTS: Facts = Facts {
+    name: "peers",
+    about: "how rivals do under the same load: DPDK, Open vSwitch, the kernel's bridge, vde",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &[
+        "iperf3",
+        "ping",
+        "ip",
+        "nsenter",
+        "vde_switch",
+        "vde_plug2tap",
+        "dpdk-testpmd",
+        "ovs-vsctl",
+    ],
+};
+
 impl Study for Peers {
-    fn name(&self) -> &'static str {
-        "peers"
-    }
-
-    fn about(&self) -> &'static str {
-        "how rivals do under the same load: DPDK, Open vSwitch, the kernel's bridge, vde"
-    }
-
-    fn original(&self) -> Option<crate::report::Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -105,30 +111,13 @@ impl Study for Peers {
             Scale::Full => (10.0, 7),
         };
         let axes = vec![Axis::new("load", loads), Axis::new("peer", peers)];
-        Plan::new(self.name(), repeats, seconds, axes)
+        Plan::new(FACTS.name, repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
         let (load, peer) = (cell.get("load"), cell.get("peer"));
         NET_LOADS.contains(&load) && NETS.contains(&peer)
             || RING_LOADS.contains(&load) && RINGS.contains(&peer)
-    }
-
-    fn takes_proto(&self) -> bool {
-        false
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &[
-            "iperf3",
-            "ping",
-            "ip",
-            "nsenter",
-            "vde_switch",
-            "vde_plug2tap",
-            "dpdk-testpmd",
-            "ovs-vsctl",
-        ]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -150,6 +139,10 @@ impl Study for Peers {
         let loads = loads.map_or(&[][..], |axis| &axis.values);
         let tables = loads.iter().map(|load| Part::Table(table(results, load)));
         std::iter::once(text).chain(tables).collect()
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

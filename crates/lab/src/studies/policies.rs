@@ -4,11 +4,10 @@ use super::grid::{Grid, summary, values};
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Original, Verdict};
-use crate::report::{Part, Table, Value};
+use crate::report::{Part, Table, Value, Verdict};
 use crate::stats::Summary;
 use crate::store::Results;
-use crate::study::{Figures, Measure, Run, Study};
+use crate::study::{Facts, Figures, Run, Study};
 
 /// Frames offered a second; `max`: as many as the sender can.
 const RATES: [&str; 6] = ["0", "1k", "10k", "100k", "1M", "max"];
@@ -30,21 +29,18 @@ higher scheduling priority than the sender, if permitted.";
 /// The study.
 pub struct Policies;
 
+const FACTS: Facts = Facts {
+    name: "policies",
+    about: "cost and benefit of each poll policy, from no traffic to saturation",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &[],
+};
+
 impl Study for Policies {
-    fn name(&self) -> &'static str {
-        "policies"
-    }
-
-    fn about(&self) -> &'static str {
-        "cost and benefit of each poll policy, from no traffic to saturation"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -55,11 +51,15 @@ impl Study for Policies {
             Scale::Full => (&RATES, &POLICIES, 10.0, 9),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![Axis::new("rate", rates), Axis::new("policy", policies)],
         )
+    }
+
+    fn has(&self, _cell: &Cell) -> bool {
+        true
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -90,6 +90,10 @@ impl Study for Policies {
         parts.extend(against(results));
         parts.extend(tables(&grid, "Columns: frames offered a second."));
         parts
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

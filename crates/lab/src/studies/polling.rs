@@ -9,7 +9,7 @@ use crate::report::Part;
 use crate::report::{Original, Verdict};
 use crate::stage::{Link, NicOptions, Proto, SwitchOptions};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod original;
 mod tables;
@@ -93,26 +93,23 @@ fn front_end(variant: &str, proto: Proto) -> Result<(NicOptions, &'static str), 
     Ok((nic, if smart { ",smart-poll=on" } else { "" }))
 }
 
+const FACTS: Facts = Facts {
+    name: "polling",
+    about: "how much CPU guests save when they poll by a timer instead of being called",
+    original: Some(Original {
+        source: "Dongxiao Xu, xen-devel, 10 September 2009: data polling in netfront in place \
+                 of events; Intel Q9550, netperf",
+        claim: "At the same throughput, a poll timer of 1 kHz in the guests reduces guest CPU \
+                by about half from three guests on, and dom0 CPU by up to a quarter.",
+    }),
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &["iperf3", "ping", "ip", "tc", "ethtool", "nsenter"],
+};
+
 impl Study for Polling {
-    fn name(&self) -> &'static str {
-        "polling"
-    }
-
-    fn about(&self) -> &'static str {
-        "how much CPU guests save when they poll by a timer instead of being called"
-    }
-
-    fn original(&self) -> Option<Original> {
-        Some(Original {
-            source: "Dongxiao Xu, xen-devel, 10 September 2009: data polling in netfront in place \
-                     of events; Intel Q9550, netperf",
-            claim: "At the same throughput, a poll timer of 1 kHz in the guests reduces guest CPU \
-                    by about half from three guests on, and dom0 CPU by up to a quarter.",
-        })
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -134,7 +131,7 @@ impl Study for Polling {
             vec!["event", "smart-poll", NOT_ARMED, "timer", "adaptive"]
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             if quick { 1 } else { 3 },
             if full {
                 10.0
@@ -161,14 +158,6 @@ impl Study for Polling {
             return false;
         }
         cell.get("size") != "50" || cell.get("guests") == "1" && cell.get("direction") == "receive"
-    }
-
-    fn takes_proto(&self) -> bool {
-        false
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["iperf3", "ping", "ip", "tc", "ethtool", "nsenter"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -231,6 +220,10 @@ impl Study for Polling {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -5,14 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use super::pair::{self, WARM_S, receiver_class, worker_percent};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Original, Verdict};
-use crate::report::{Part, Table, Value};
+use crate::report::{Part, Table, Value, Verdict};
 use crate::stage::{
     Datagrams, Gen, Link, NicOptions, Port, Proto, Stage, Switch, Window, Wire, sleep,
 };
 use crate::stats::Summary;
 use crate::store::{Comparison, Results};
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// Numbers of the guests: sender, fast receiver, other receiver.
 const SENDER: usize = 0;
@@ -51,21 +50,18 @@ const MEASURES: [Measure; 6] = [
 /// The study.
 pub struct Receivers;
 
+const FACTS: Facts = Facts {
+    name: "receivers",
+    about: "effect of a slow receiver on another receiver of the same sender",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &["ip"],
+};
+
 impl Study for Receivers {
-    fn name(&self) -> &'static str {
-        "receivers"
-    }
-
-    fn about(&self) -> &'static str {
-        "effect of a slow receiver on another receiver of the same sender"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -86,19 +82,11 @@ impl Study for Receivers {
             Axis::new("share", shares),
             Axis::new("other", others),
         ];
-        Plan::new(self.name(), repeats, seconds, axes)
+        Plan::new(FACTS.name, repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
         cell.get("load") == "flood" || cell.get("other") != "null"
-    }
-
-    fn takes_proto(&self) -> bool {
-        false
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["ip"]
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -112,6 +100,10 @@ impl Study for Receivers {
     fn report(&self, results: &Results) -> Vec<Part> {
         let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
         std::iter::once(about).chain(table(results)).collect()
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -15,7 +15,7 @@ use crate::stage::{
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Figures, Measure, Run, Study};
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod balanced;
 mod original;
@@ -85,26 +85,23 @@ fn worker_counts(scale: Scale, cpus: usize) -> Vec<usize> {
     counts.into_iter().collect()
 }
 
+const FACTS: Facts = Facts {
+    name: "threads",
+    about: "speed-up of several workers over one, by placement, and its limits",
+    original: Some(Original {
+        source: "Dongxiao Xu, xen-devel, 5 May 2010: Netback multiple threads support (v4); 10 \
+                 clients of 1 Gbit/s each, netperf, through one 10 Gbit/s card to 10 guests",
+        claim: "With a thread for each CPU of dom0, each serving a group of guests, throughput \
+                is 3.7 times that of one tasklet with 4 vcpus, and 2 times with more than 10.",
+    }),
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &[],
+};
+
 impl Study for Threads {
-    fn name(&self) -> &'static str {
-        "threads"
-    }
-
-    fn about(&self) -> &'static str {
-        "speed-up of several workers over one, by placement, and its limits"
-    }
-
-    fn original(&self) -> Option<Original> {
-        Some(Original {
-            source: "Dongxiao Xu, xen-devel, 5 May 2010: Netback multiple threads support (v4); 10 \
-                     clients of 1 Gbit/s each, netperf, through one 10 Gbit/s card to 10 guests",
-            claim: "With a thread for each CPU of dom0, each serving a group of guests, throughput \
-                    is 3.7 times that of one tasklet with 4 vcpus, and 2 times with more than 10.",
-        })
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        &MEASURES
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -116,7 +113,7 @@ impl Study for Threads {
             Scale::Full => (10, &[60, 1500], &LOADS, 10.0, 5),
         };
         Plan::new(
-            self.name(),
+            FACTS.name,
             repeats,
             seconds,
             vec![

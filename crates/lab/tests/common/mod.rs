@@ -8,10 +8,9 @@ use std::time::Duration;
 use pvswitch_lab::Ask;
 use pvswitch_lab::error::Fail;
 use pvswitch_lab::plan::{Axis, Cell, FORMAT, Plan, Scale};
-use pvswitch_lab::report::{Original, Verdict};
-use pvswitch_lab::report::{Part, Table, Value};
+use pvswitch_lab::report::{Part, Table, Value, Verdict};
 use pvswitch_lab::store::Results;
-use pvswitch_lab::study::{Better, Figures, Measure, Run, Study};
+use pvswitch_lab::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// Axes `load` (numbers), `poll` (names, one with a comma) and last `side`, `a` or `b`. Value
 /// `never` of `poll` fails, `absent` is missing, `hang` takes a minute and has processes, a TAP and
@@ -24,26 +23,25 @@ pub const STUDIES: &[&dyn Study] = &[&Fake];
 /// Marks the processes that are to be gone.
 pub const SLEEP: &str = "98765.4321";
 
+const fn measure(name: &'static str, unit: &'static str) -> Measure {
+    Measure { name, unit, better: Better::More, about: "Nothing." }
+}
+
+const MEASURES: [Measure; 3] =
+    [measure("mbps", "Mbit/s"), measure("events", ""), measure("cpu_percent", "%")];
+
+const FACTS: Facts = Facts {
+    name: "fake",
+    about: "Does the lab work?",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: true,
+    tools: &["sh", "no-such-tool"],
+};
+
 impl Study for Fake {
-    fn name(&self) -> &'static str {
-        "fake"
-    }
-
-    fn about(&self) -> &'static str {
-        "Does the lab work?"
-    }
-
-    fn original(&self) -> Option<Original> {
-        None
-    }
-
-    fn measures(&self) -> &'static [Measure] {
-        const fn measure(name: &'static str, unit: &'static str) -> Measure {
-            Measure { name, unit, better: Better::More, about: "Nothing." }
-        }
-        const ALL: [Measure; 3] =
-            [measure("mbps", "Mbit/s"), measure("events", ""), measure("cpu_percent", "%")];
-        &ALL
+    fn facts(&self) -> &'static Facts {
+        &FACTS
     }
 
     fn plan(&self, scale: Scale) -> Plan {
@@ -63,10 +61,6 @@ impl Study for Fake {
 
     fn has(&self, cell: &Cell) -> bool {
         !(cell.get("load") == "7" && cell.get("side") == "b")
-    }
-
-    fn tools(&self) -> &'static [&'static str] {
-        &["sh", "no-such-tool"]
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -93,6 +87,10 @@ impl Study for Fake {
             rows: results.cells().iter().map(row).collect(),
             ..Table::default()
         })]
+    }
+
+    fn together(&self, _all: &[Results]) -> Vec<Part> {
+        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
