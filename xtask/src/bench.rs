@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::command::succeed;
+
 const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] \
     [WORDS...]\n\
     Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.\n\
@@ -116,15 +118,6 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
         return Err(USAGE.into());
     }
     Ok(options)
-}
-
-fn succeed(command: &mut Command) -> Result<String, String> {
-    let ran = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let ran = ran.map_err(|error| format!("cannot run {command:?}: {error}"))?;
-    if !ran.status.success() {
-        return Err(format!("{command:?}: {}", ran.status));
-    }
-    Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
 
 fn build(folder: &Path) -> Result<Build, String> {

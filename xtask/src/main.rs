@@ -1,11 +1,13 @@
-//! Project tasks: `cargo xtask bench`, `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`,
-//! `cargo xtask settings`, `cargo xtask static`, `cargo xtask book` and `cargo xtask tidy`.
+//! Project tasks: `cargo xtask bench`, `ci`, `lab`, `test`, `settings`, `static`, `book`, `house` and
+//! `tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod book;
 mod ci;
+mod command;
 mod cycles;
+mod house;
 mod lab;
 mod licence;
 mod links;
@@ -26,6 +28,7 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
                                    docs/openapi.json
        cargo xtask static          builds static programs, with musl, and checks that they are
        cargo xtask book            makes the documents a book in target/book, by mdBook
+       cargo xtask house [--lists] counts lines, long files and functions, cycles, and packages
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
 fn main() -> ExitCode {
@@ -41,13 +44,16 @@ fn main() -> ExitCode {
                 }
             }
         }
-        Some((task, words)) if task == "bench" => match bench::run(&root(), words) {
-            Ok(()) => true,
-            Err(why) => {
-                eprintln!("cargo xtask bench: {why}");
-                return ExitCode::from(2);
+        Some((task, words)) if task == "bench" || task == "house" => {
+            let run = if task == "bench" { bench::run } else { house::run };
+            match run(&root(), words) {
+                Ok(()) => true,
+                Err(why) => {
+                    eprintln!("cargo xtask {task}: {why}");
+                    return ExitCode::from(2);
+                }
             }
-        },
+        }
         Some((task, [])) if task == "test" => match test::run(&root()) {
             Ok(passed) => passed,
             Err(why) => {
