@@ -221,7 +221,7 @@ impl Attachment<'_> {
         while let Some(pid) = self.process() {
             let _ = kill_process(pid, signal);
             if Instant::now() > end {
-                return Err(format!("process {} does not end", pid.as_raw_nonzero()));
+                return Err(format!("process {} does not exit", pid.as_raw_nonzero()));
             }
             std::thread::sleep(INTERVAL);
             if Instant::now() + READY_MAX / 2 > end {
@@ -241,7 +241,7 @@ impl Attachment<'_> {
     /// What is missing.
     pub fn check(&self, netns: &str, addresses: &[&str]) -> Result<(), String> {
         if self.process().is_none() {
-            return Err(format!("the process of {} does not run", self.interface));
+            return Err(format!("the process of {} is not running", self.interface));
         }
         let show = self.settings.call(&Request::Show).map_err(|error| error.to_string())?;
         let name = self.port();

@@ -78,7 +78,7 @@ fn setup(netns: &str, input: &Value) -> Result<Value, String> {
     for (ip, subnet) in ips.iter().zip(&subnets) {
         let prefix = subnet["subnet"].as_str().and_then(|subnet| subnet.rsplit_once('/'));
         let (Some(ip), Some((_, prefix))) = (ip.as_str(), prefix) else {
-            return Err(format!("input: address {ip} and subnet {subnet} do not fit"));
+            return Err(format!("input: address {ip} is not in subnet {subnet}"));
         };
         given.push((format!("{ip}/{prefix}"), subnet["gateway"].as_str()));
     }

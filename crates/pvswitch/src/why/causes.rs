@@ -48,8 +48,7 @@ const fn normal(name: &'static str, what: &'static str, remedy: &'static str) ->
 }
 
 const BROKEN: &str = "its driver is broken or hostile: update it, or remove the port";
-const FULL: &str =
-    "give the receiving guest CPU, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
+const FULL: &str = "give the receiving guest more CPU time, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
 const ABSENT: &str = "its memory is swapped out, not yet allocated, or freed by a hostile \
      front end: preallocate it";
 const RULES: &str = "the guest uses another address, forwards for others, or spoofs: add it \
@@ -59,8 +58,12 @@ const SIZES: &str = "use the same MTU everywhere; with long frames the guest nee
 
 const FROM: [Cause; 30] = [
     cause("drops_runt", "are shorter than their headers", BROKEN),
-    cause("drops_too_long", "are above 9234 bytes, or 65,550 with GSO", "lower the guest's MTU"),
-    cause("drops_too_many_segs", "are in more than 256 pieces", BROKEN),
+    cause(
+        "drops_too_long",
+        "are longer than 9234 bytes, or 65,550 with GSO",
+        "lower the guest's MTU",
+    ),
+    cause("drops_too_many_segs", "consist of more than 256 segments", BROKEN),
     cause("drops_bad_hdr", "have an offload request that is invalid or not negotiated", BROKEN),
     cause(
         "drops_bad_addr",
@@ -76,7 +79,7 @@ const FROM: [Cause; 30] = [
     ),
     cause(
         "drops_no_port",
-        "had no port to go to: cross mode, and the partner is not up",
+        "had no destination: cross mode, and the partner port is not up",
         "start the partner's guest",
     ),
     normal(
@@ -106,12 +109,12 @@ const FROM: [Cause; 30] = [
     cause(
         "drops_dhcp_server",
         "are replies of a DHCP server",
-        "if the guest is one on purpose: `pvswitch ctl set PORT dhcp-server=on`",
+        "if the guest is meant to be one: `pvswitch ctl set PORT dhcp-server=on`",
     ),
     cause(
         "drops_ra",
         "are router advertisements or redirects",
-        "if the guest is a router on purpose: `pvswitch ctl set PORT ra=on`",
+        "if the guest is meant to be a router: `pvswitch ctl set PORT ra=on`",
     ),
     cause(
         "drops_protocol",
@@ -126,7 +129,7 @@ const FROM: [Cause; 30] = [
     cause(
         "drops_isolated",
         "are for another isolated port",
-        "if they are to talk: `pvswitch ctl set PORT isolated=off` for one of them",
+        "to connect them: `pvswitch ctl set PORT isolated=off` for one of them",
     ),
     cause(
         "drops_vlan",
@@ -134,11 +137,11 @@ const FROM: [Cause; 30] = [
         "compare vlan=, trunk= and native= (`pvswitch ctl show`) with the guest's VLANs",
     ),
     normal("drops_link_local", "are spanning tree, LLDP and similar", "none: bridges drop them"),
-    cause("drops_bad_gso", "were to be segmented, and have invalid headers", BROKEN),
+    cause("drops_bad_gso", "need segmentation, but have invalid headers", BROKEN),
     cause(
         "drops_made_limit",
         "are copies of floods beyond the bound of a burst",
-        "find out why the destination is unknown (`pvswitch ctl fdb`)",
+        "check why the destination is unknown (`pvswitch ctl fdb`)",
     ),
     cause(
         "drops_flood_limit",
@@ -158,8 +161,8 @@ const TO: [Cause; 15] = [
     ),
     cause(
         "lost_aged",
-        "of other ports waited 200 ms here without a receive buffer",
-        "the guest accepts almost nothing: is its driver running, has it CPU?",
+        "of other ports were held for 200 ms, and found no receive buffer",
+        "the guest takes almost no frames: check that its driver runs and that it gets CPU time",
     ),
     cause("lost_slow", "of other ports met absent pages in its receive buffers", ABSENT),
     cause(
@@ -167,9 +170,9 @@ const TO: [Cause; 15] = [
         "are copies of floods that met absent pages in its receive buffers",
         ABSENT,
     ),
-    cause("drops_too_long", "are above its MTU, or above all its receive buffers", SIZES),
+    cause("drops_too_long", "are longer than its MTU, or than all its receive buffers", SIZES),
     cause("drops_bad_addr", "found receive buffers outside its memory", BROKEN),
-    cause("drops_too_many_segs", "found receive buffers in too many pieces", BROKEN),
+    cause("drops_too_many_segs", "found receive buffers of too many segments", BROKEN),
     cause("drops_bad_grant", "found posted pages that could not be written", BROKEN),
     normal(
         "drops_filtered",
@@ -182,8 +185,12 @@ const TO: [Cause; 15] = [
         "normal at boot; a TAP: `ip link set IFNAME up`",
     ),
     cause("drops_no_room", "are copies of floods for which there was no room", FULL),
-    cause("drops_aged", "are copies of floods that waited 200 ms for a receive buffer", FULL),
-    normal("drops_held_down", "were waiting when the guest disconnected", "none"),
+    cause(
+        "drops_aged",
+        "are copies of floods that were held for 200 ms without a receive buffer",
+        FULL,
+    ),
+    normal("drops_held_down", "were held when the guest disconnected", "none"),
     cause(
         "drops_mirror",
         "are copies for this mirror port, for which there was no room",

@@ -130,9 +130,8 @@ fn link(port: &Value) -> Vec<Finding> {
     match text(&port["state"]) {
         "unconnected" if kind.ends_with("mode=client") => one(
             "unconnected",
-            format!("nobody listens at its socket: {kind}{error}"),
-            "start the virtual machine with this socket as the server; the switch keeps trying"
-                .into(),
+            format!("no process listens at its socket: {kind}{error}"),
+            "start the virtual machine with this socket as the server; the switch retries".into(),
         ),
         "unconnected" => one(
             "unconnected",
@@ -149,7 +148,7 @@ fn link(port: &Value) -> Vec<Finding> {
         "no-driver" => one(
             "no_driver",
             format!("a front-end is connected, and its guest has enabled no receive queue{error}"),
-            "wait for the guest to boot; then load its network driver, and set the link up in it"
+            "wait for the guest to boot; then load its network driver, and set its interface up"
                 .into(),
         ),
         state @ ("draining" | "drained") => one(
@@ -162,7 +161,7 @@ fn link(port: &Value) -> Vec<Finding> {
             one(
                 "stalled",
                 format!("its guest has posted no receive buffers for {secs} s"),
-                "is the guest paused, hung or without CPU? Otherwise restart its driver".into(),
+                "check whether the guest is paused, hung or without CPU time; otherwise restart its driver".into(),
             )
         }
         "up" => some_queues(port).into_iter().collect(),
@@ -183,7 +182,7 @@ fn link(port: &Value) -> Vec<Finding> {
 fn some_queues(port: &Value) -> Option<Finding> {
     let (active, queues) = (&port["queues_active"], &port["queues"]);
     let what = format!("its guest has enabled {active} of {queues} queues");
-    let remedy = "more speed: `ethtool -L IFNAME combined N` in the guest";
+    let remedy = "for more throughput: `ethtool -L IFNAME combined N` in the guest";
     let fewer = active.as_u64() < queues.as_u64();
     fewer.then(|| Finding::new(Rank::Note, "queues", what, remedy))
 }
@@ -223,7 +222,7 @@ fn reach(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         };
     }
     if others.is_empty() {
-        let what = "no other port is up: its frames have nowhere to go";
+        let what = "no other port is up: its frames have no destination";
         return one("alone", what.into(), see);
     }
     isolation(port, &others).into_iter().chain(vlans(port, &others)).collect()
@@ -319,7 +318,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         if own.contains(mac) {
             let what = format!("its address {mac} is at port {at} ({how}): frames for it go there");
             let remedy = format!(
-                "find out who uses it; lock that port with mac=, then `pvswitch ctl fdb del {mac}`"
+                "find the guest that uses it; restrict its port with mac=, then `pvswitch ctl fdb del {mac}`"
             );
             all.push(Finding::new(Limited, "address_elsewhere", what, remedy));
         } else if let Some(here) = here {
@@ -333,8 +332,8 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let (used, limit) = (number(&port["addresses"]), number(&port["addresses_limit"]));
     if limit > 0 && used >= limit {
-        let what = format!("{used} addresses were learned from it, its limit: no new one is");
-        let remedy = "frames for new ones are flooded; raise addresses_per_port if the guest is a \
+        let what = format!("{used} addresses were learned from it, its limit: no more are");
+        let remedy = "frames for others are flooded; raise addresses_per_port if the guest is a \
                       bridge, otherwise it floods the table";
         all.push(Finding::new(Limited, "addresses_limit", what, remedy));
     }
@@ -416,7 +415,8 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let mut all = Vec::new();
     let held = seen.count(name, Way::To, "held").0;
     if held > 0 {
-        let what = format!("{} for its guest wait for a receive buffer", plural(held, "frame"));
+        let what =
+            format!("{} held for its guest until it posts receive buffers", plural(held, "frame"));
         let remedy = "short bursts are normal; otherwise the guest needs CPU or a longer ring";
         all.push(Finding::new(Rank::Note, "held", what, remedy));
     }
