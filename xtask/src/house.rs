@@ -35,20 +35,22 @@ struct Lines {
     tests: usize,
 }
 
-/// Prints the tables; `--lists` adds the names of long files and functions.
+/// Prints the tables; `--lists` adds the names of long files and functions, `--binary` the size of
+/// the daemon, which it builds. A folder may hold another tree, such as a worktree of an earlier
+/// commit.
 ///
 /// # Errors
 /// Unknown arguments; the release binary cannot be built; packages cannot be listed.
 pub fn run(root: &Path, words: &[String]) -> Result<(), String> {
-    let lists = match words {
-        [] => false,
-        [word] if word == "--lists" => true,
-        _ => return Err("usage: cargo xtask house [--lists]".into()),
-    };
+    let (options, folders): (Vec<_>, Vec<_>) = words.iter().partition(|word| word.starts_with('-'));
+    let has = |option: &str| options.iter().any(|word| *word == option);
+    if folders.len() > 1 || options.iter().any(|word| *word != "--lists" && *word != "--binary") {
+        return Err("usage: cargo xtask house [--lists] [--binary] [FOLDER]".into());
+    }
+    let root = folders.first().map_or(root, |folder| Path::new(folder));
     let mut files = BTreeMap::new();
     crate::tidy::walk(root, root, &mut files);
     let packages = packages(root)?;
-    let bytes = binary_bytes(root)?;
     let files_long = long_files(&files);
     let functions_long = long_functions(&files);
     let results = files.iter().filter(|(name, _)| name.starts_with("docs/results/"));
@@ -59,7 +61,9 @@ pub fn run(root: &Path, words: &[String]) -> Result<(), String> {
     }
     println!("\n| | |\n|---|---|");
     println!("| packages that `pvswitch` links | {packages} |");
-    println!("| stripped release binary of `pvswitch` | {bytes} bytes |");
+    if has("--binary") {
+        println!("| stripped release binary of `pvswitch` | {} bytes |", binary_bytes(root)?);
+    }
     println!("| files over {FILE_LINES} lines | {} |", files_long.len());
     println!("| functions over {FUNCTION_LINES} lines | {} |", functions_long.len());
     println!("| cycles across folders | {} |", cycles::cycles(&files).len());
@@ -67,7 +71,7 @@ pub fn run(root: &Path, words: &[String]) -> Result<(), String> {
         "| lines below `docs/results` | {} |",
         results.map(|(_, t)| t.lines().count()).sum::<usize>()
     );
-    if lists {
+    if has("--lists") {
         print!("\n{}", listed(&files_long, &functions_long));
     }
     Ok(())

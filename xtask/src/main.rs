@@ -28,80 +28,53 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
                                    docs/openapi.json
        cargo xtask static          builds static programs, with musl, and checks that they are
        cargo xtask book            makes the documents a book in target/book, by mdBook
-       cargo xtask house [--lists] counts lines, long files and functions, cycles, and packages
+       cargo xtask house [--lists] [--binary] [FOLDER]
+                                   counts lines, long files and functions, cycles, and packages
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let passed = match arguments.split_first() {
-        Some((task, names)) if task == "ci" || task == "lab" => {
-            let run = if task == "ci" { ci::run } else { lab::run };
-            match run(&root(), names) {
-                Ok(passed) => passed,
-                Err(why) => {
-                    eprintln!("cargo xtask {task}: {why}");
-                    return ExitCode::from(2);
-                }
-            }
-        }
-        Some((task, words)) if task == "bench" || task == "house" => {
-            let run = if task == "bench" { bench::run } else { house::run };
-            match run(&root(), words) {
-                Ok(()) => true,
-                Err(why) => {
-                    eprintln!("cargo xtask {task}: {why}");
-                    return ExitCode::from(2);
-                }
-            }
-        }
-        Some((task, [])) if task == "test" => match test::run(&root()) {
-            Ok(passed) => passed,
-            Err(why) => {
-                eprintln!("cargo xtask test: {why}");
-                return ExitCode::from(2);
-            }
-        },
-        Some((task, [])) if task == "tidy" => {
-            let violations = tidy::check(&root());
-            for violation in &violations {
-                println!("{violation}");
-            }
-            println!("tidy: {} violations", violations.len());
-            violations.is_empty()
-        }
-        Some((task, [])) if task == "book" => match book::make(&root()) {
-            Ok(at) => {
-                println!("{}", at.display());
-                true
-            }
-            Err(why) => {
-                eprintln!("cargo xtask book: {why}");
-                false
-            }
-        },
-        Some((task, [])) if task == "static" => match musl::build(&root()) {
-            Ok(programs) => {
-                programs.iter().for_each(|path| println!("{}", path.display()));
-                true
-            }
-            Err(why) => {
-                eprintln!("cargo xtask static: {why}");
-                false
-            }
-        },
-        Some((task, [])) if task == "settings" => match settings(&root()) {
-            Ok(()) => true,
-            Err(why) => {
-                eprintln!("cargo xtask settings: {why}");
-                false
-            }
-        },
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = root();
+    let passed = match words[..] {
+        ["ci", ..] => ci::run(&root, &arguments[1..]),
+        ["lab", ..] => lab::run(&root, &arguments[1..]),
+        ["bench", ..] => bench::run(&root, &arguments[1..]).map(|()| true),
+        ["house", ..] => house::run(&root, &arguments[1..]).map(|()| true),
+        ["test"] => test::run(&root),
+        ["tidy"] => Ok(tidy(&root)),
+        ["book"] => book::make(&root).map(|at| {
+            println!("{}", at.display());
+            true
+        }),
+        ["static"] => musl::build(&root).map(|programs| {
+            programs.iter().for_each(|path| println!("{}", path.display()));
+            true
+        }),
+        ["settings"] => settings(&root).map(|()| true),
         _ => {
             eprintln!("{USAGE}\nsteps of ci: {}", ci::names().join(" "));
             return ExitCode::from(2);
         }
     };
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match passed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("cargo xtask {}: {why}", words[0]);
+            ExitCode::from(if ["book", "static", "settings"].contains(&words[0]) { 1 } else { 2 })
+        }
+    }
+}
+
+/// Prints violations; returns whether there are none.
+fn tidy(root: &Path) -> bool {
+    let violations = tidy::check(root);
+    for violation in &violations {
+        println!("{violation}");
+    }
+    println!("tidy: {} violations", violations.len());
+    violations.is_empty()
 }
 
 /// Rewrites the tables of settings, the JSON Schema of the file, and the description of the control

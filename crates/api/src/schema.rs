@@ -11,6 +11,7 @@
 //! * [`driver::TABLE`]: the driver half, `--set KEY=VALUE` of `nic` and `gen`
 //! * [`policy::FORMS`]: poll and call policies
 
+mod check;
 pub mod driver;
 mod list;
 pub mod policy;
