@@ -116,6 +116,13 @@ impl Page<'_> {
         self.seen.faults.extend(error);
         half.ok()
     }
+
+    /// Records a fault of the back half, which stays the same.
+    fn stop(&mut self, fault: &mut Option<Malformed>, new: Malformed) {
+        assert!(fault.is_none_or(|old| old == new), "a fault stays the same");
+        *fault = Some(new);
+        self.seen.fault(new);
+    }
 }
 
 /// Checks that the back half's fault is permanent, and keeps it awake.
@@ -145,11 +152,7 @@ fn tx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
                     }
                 }
                 Ok(None) => assert!(fault.is_none()),
-                Err(new) => {
-                    assert!(fault.is_none_or(|old| old == new), "a fault stays the same");
-                    fault = Some(new);
-                    page.seen.fault(new);
-                }
+                Err(new) => page.stop(&mut fault, new),
             },
             4 | 5 => {
                 for _ in 0..n.min(back.held()) {
@@ -160,16 +163,7 @@ fn tx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
                 assert!(!back.notify_needed(), "nothing new");
             }
             6 => assert_stopped(fault, back.arm()),
-            7..=9 if free.len() > n % 4 => {
-                let ids = free.split_off(free.len() - 1 - n % 4);
-                let one = |id: &u16| TxRequest { gref: 1, offset: 0, flags: 0, id: *id, size: 40 };
-                let rest: Vec<_> = ids[1..].iter().map(one).collect();
-                let first = TxRequest { size: 40 * ids.len() as u16, ..one(&ids[0]) };
-                let gso = Extra::Gso(Gso { size: 1, kind: gso_type::TCPV4, features: 0 });
-                if !front.add(first, &[gso][..n / 8], &rest) {
-                    free.extend(ids);
-                }
-            }
+            7..=9 if free.len() > n % 4 => add(&mut front, &mut free, n),
             10 => {
                 front.publish();
                 let _ = front.notify_needed();
@@ -189,6 +183,18 @@ fn tx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
             _ => page.smash(n),
         }
         assert!(back.held() <= size_of_ring(back.size()), "more packets held than slots");
+    }
+}
+
+/// Adds a packet of one to four slots, some with a GSO request.
+fn add(front: &mut FrontTx, free: &mut Vec<u16>, n: usize) {
+    let ids = free.split_off(free.len() - 1 - n % 4);
+    let one = |id: &u16| TxRequest { gref: 1, offset: 0, flags: 0, id: *id, size: 40 };
+    let rest: Vec<_> = ids[1..].iter().map(one).collect();
+    let first = TxRequest { size: 40 * ids.len() as u16, ..one(&ids[0]) };
+    let gso = Extra::Gso(Gso { size: 1, kind: gso_type::TCPV4, features: 0 });
+    if !front.add(first, &[gso][..n / 8], &rest) {
+        free.extend(ids);
     }
 }
 
@@ -229,18 +235,10 @@ fn rx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
                         back.untake(back.held().min(2));
                     }
                 }
-                Err(new) => {
-                    assert!(fault.is_none_or(|old| old == new), "a fault stays the same");
-                    fault = Some(new);
-                    page.seen.fault(new);
-                }
+                Err(new) => page.stop(&mut fault, new),
             },
             4 | 5 => {
-                let slots = back.held().min(n as u32);
-                for i in 0..slots {
-                    let flags = if i + 1 < slots { 4 } else { 0 };
-                    back.put(RxResponse { id: 0, offset: 0, flags, status: 100 });
-                }
+                put(&mut back, n);
                 back.publish();
                 let _ = back.notify_needed();
             }
@@ -259,12 +257,8 @@ fn rx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
                     assert!(!lost);
                     page.seen.collected += 1;
                     page.seen.refused.extend(verdict.err().map(|why| name(&why)));
-                    let back = packet.slots.len() + packet.spare.len();
-                    posted = posted.checked_sub(back as u32).expect("each page is returned once");
-                    let inside = |s: &ring::xen::RxSlot| {
-                        u32::from(s.offset) + u32::from(s.len) <= 4096 && s.request.gref == 7
-                    };
-                    assert!(packet.slots.len() <= SLOTS_MAX && packet.slots.iter().all(inside));
+                    let back = check_rx(&packet);
+                    posted = posted.checked_sub(back).expect("each page is returned once");
                 }
                 Ok(None) => assert!(!lost),
                 Err(fault) => {
@@ -277,6 +271,24 @@ fn rx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
         }
         assert_eq!(posted + front.room(), front.size(), "pages conserved");
     }
+}
+
+/// Puts a frame of up to `n` slots.
+fn put(back: &mut BackRx, n: usize) {
+    let slots = back.held().min(n as u32);
+    for i in 0..slots {
+        let flags = if i + 1 < slots { 4 } else { 0 };
+        back.put(RxResponse { id: 0, offset: 0, flags, status: 100 });
+    }
+}
+
+/// Checks a received packet; returns the number of its pages.
+fn check_rx(packet: &RxPacket) -> u32 {
+    let inside = |s: &ring::xen::RxSlot| {
+        u32::from(s.offset) + u32::from(s.len) <= 4096 && s.request.gref == 7
+    };
+    assert!(packet.slots.len() <= SLOTS_MAX && packet.slots.iter().all(inside));
+    (packet.slots.len() + packet.spare.len()) as u32
 }
 
 fn ctrl(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {

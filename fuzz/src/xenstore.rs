@@ -318,14 +318,25 @@ fn record(who: u8, kind: Kind, tx: u8, payload: &str) -> Vec<u8> {
     [&[who, kind, tx, len], payload.as_bytes()].concat()
 }
 
-/// Message sequences as start inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+/// A conversation with the server, as (who, kind, transaction, payload).
+fn talk(talk: &[(u8, Kind, u8, &str)]) -> Vec<u8> {
+    let records = talk.iter().flat_map(|(who, kind, tx, text)| record(*who, *kind, *tx, text));
+    [0].into_iter().chain(records).collect()
+}
+
+/// Messages as on the wire, as (kind, request, transaction, payload).
+fn encoded(talk: &[(Kind, u32, u32, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (kind, req_id, tx_id, text) in talk {
+        Message::new(*kind, *req_id, *tx_id, text.as_bytes().into()).encode(&mut bytes);
+    }
+    bytes
+}
+
+/// Requests of two domains for nodes, permissions and watches.
+fn nodes() -> Vec<u8> {
     use Kind::*;
-    let talk = |talk: &[(u8, Kind, u8, &str)]| -> Vec<u8> {
-        let records = talk.iter().flat_map(|(who, kind, tx, text)| record(*who, *kind, *tx, text));
-        [0].into_iter().chain(records).collect()
-    };
-    let nodes = talk(&[
+    talk(&[
         (0, Watch, 0, "a\0t\0"),
         (0, Watch, 0, "a\0t\0"),
         (0, Watch, 0, "@releaseDomain\0s\0"),
@@ -346,8 +357,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (1, GetDomainPath, 0, "7\0"),
         (1, Introduce, 0, "5\x000\x000\0"),
         (1, Control, 0, "help\0"),
-    ]);
-    let transactions = talk(&[
+    ])
+}
+
+/// Transactions, some that conflict, and some of a client that reads no replies.
+fn transactions() -> Vec<u8> {
+    use Kind::*;
+    talk(&[
         (0, TransactionStart, 0, "\0"),
         (0, TransactionStart, 1, "\0"),
         (0, Write, 1, "x\x001"),
@@ -363,7 +379,26 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (UNREAD, TransactionStart, 0, "\0"),
         (0, TransactionStart, 0, "\0"),
         (0, TransactionStart, 0, "\0"),
-    ]);
+    ])
+}
+
+/// What a server sends: replies, some of another kind than the request, and events.
+fn replies() -> [Vec<u8>; 7] {
+    use Kind::*;
+    [
+        encoded(&[(WatchEvent, 0, 0, "a\0token\0"), (Read, 1, 0, "value")]),
+        encoded(&[(Watch, 2, 0, "OK\0"), (WatchEvent, 0, 0, "a\0token\0")]),
+        encoded(&[(Directory, 3, 0, "x\0y\0")]),
+        encoded(&[(TransactionStart, 4, 0, "1\0")]),
+        encoded(&[(Write, 5, 1, "OK\0")]),
+        encoded(&[(TransactionEnd, 6, 1, "OK\0"), (Read, 1, 0, "late")]),
+        encoded(&[(Error, 7, 0, "ENOENT\0")]),
+    ]
+}
+
+/// Message sequences as start inputs.
+pub fn seeds() -> Vec<Vec<u8>> {
+    use Kind::*;
     let name = |n: u8, kind, text: String| record(n & 1, kind, 0, &text);
     let many = |kind: Kind, text: &dyn Fn(u8) -> String| -> Vec<u8> {
         let all = (0..40).flat_map(|n| name(0, kind, text(n)));
@@ -375,29 +410,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         .chain((0..40).flat_map(|n| record(0, SetPerms, 1, &format!("x\0b1\0r{n}\0"))))
         .chain(record(0, TransactionEnd, 1, "T\0"))
         .collect();
-    let raw = |talk: &[(Kind, u32, u32, &str)]| -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for (kind, req_id, tx_id, text) in talk {
-            Message::new(*kind, *req_id, *tx_id, text.as_bytes().into()).encode(&mut bytes);
-        }
-        bytes
-    };
-    let guest = raw(&[
+    let guest = encoded(&[
         (Write, 1, 0, "k\0v"),
         (Watch, 2, 0, "k\0t\0"),
         (TransactionStart, 3, 0, "\0"),
         (Write, 4, 1, "k\0w"),
         (TransactionEnd, 5, 1, "T\0"),
     ]);
-    let messages = [
-        raw(&[(WatchEvent, 0, 0, "a\0token\0"), (Read, 1, 0, "value")]),
-        raw(&[(Watch, 2, 0, "OK\0"), (WatchEvent, 0, 0, "a\0token\0")]),
-        raw(&[(Directory, 3, 0, "x\0y\0")]),
-        raw(&[(TransactionStart, 4, 0, "1\0")]),
-        raw(&[(Write, 5, 1, "OK\0")]),
-        raw(&[(TransactionEnd, 6, 1, "OK\0"), (Read, 1, 0, "late")]),
-        raw(&[(Error, 7, 0, "ENOENT\0")]),
-    ];
+    let messages = replies();
     let piece = |bytes: &[u8]| [&[bytes.len() as u8], bytes].concat();
     // In one piece each, and in two.
     let whole: Vec<u8> = messages.iter().flat_map(|bytes| piece(bytes)).collect();
@@ -408,8 +428,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let halves: Vec<u8> = messages.iter().flat_map(halves).collect();
     let oversized = Header { kind: 2, req_id: 1, tx_id: 0, len: u32::MAX }.to_bytes();
     vec![
-        nodes,
-        transactions,
+        nodes(),
+        transactions(),
         many(Write, &|n| format!("n{n}\0{n}")),
         many(Watch, &|n| format!("n{n}\0t\0")),
         many(Mkdir, &|n| format!("a/b/c/d/e/f/g/h/i/j/k/l/{n}\0")),

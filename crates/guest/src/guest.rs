@@ -6,7 +6,7 @@
 //! ([0013](../../../docs/design/0013-one-judge-a-policy.md)).
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -61,19 +61,13 @@ pub struct Options {
 /// The interface or the control socket cannot be opened.
 pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let Options { to, tap: TapOptions { name, queues, .. }, .. } = options;
-    let queues = queues.get();
-    let tap = uplink::open(&options.tap)?;
-    if tap.queues.len() < usize::from(queues) {
-        let what = format!("interface {name} has one queue, because it lacks multi_queue");
-        let what = format!("{what}: leave out --queues, or remove it, so that nic creates it");
-        return Err(Error::Failed(what));
-    }
+    let tap = open(&options.tap)?;
     let fd = Arc::clone(&tap.queues[0]);
     let mut taps: Vec<_> = tap.queues.iter().map(TapQueue::new).collect();
     let sources: Vec<_> = tap.queues.iter().map(|fd| fd.as_fd()).collect();
     let end = options.duration.map(|d| now() + Ns::from(d));
     let go_on = || running() && end.is_none_or(|end| now() < end);
-    let control = Control::listen(options.control.as_deref(), "nic", queues)?;
+    let control = Control::listen(options.control.as_deref(), "nic", queues.get())?;
     let control = control.as_ref();
     let waits = || {
         control.inspect(|control| control.serve(now(), true, None));
@@ -119,6 +113,18 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Opens the interface with all queues that were asked for.
+fn open(options: &TapOptions) -> Result<uplink::Tap, Error> {
+    let tap = uplink::open(options)?;
+    if tap.queues.len() < usize::from(options.queues.get()) {
+        let name = &options.name;
+        let what = format!("interface {name} has one queue, because it lacks multi_queue");
+        let what = format!("{what}: leave out --queues, or remove it, so that nic creates it");
+        return Err(Error::Failed(what));
+    }
+    Ok(tap)
 }
 
 /// One queue of the interface.

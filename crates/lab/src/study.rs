@@ -74,6 +74,8 @@ pub struct Facts {
     pub takes_proto: bool,
     /// Programs that a cell of its plan calls.
     pub tools: &'static [&'static str],
+    /// Tables and plots of results of several machines, above those of each; `None`: there are none.
+    pub together: Option<fn(&[Results]) -> Vec<Part>>,
 }
 
 /// A study. All of them are in [`crate::studies::ALL`].
@@ -90,8 +92,6 @@ pub trait Study: Sync {
     fn run(&self, run: &Run) -> Result<Figures, Fail>;
     /// Tables and plots: those of the original study beside ours, in its layout.
     fn report(&self, results: &Results) -> Vec<Part>;
-    /// Results of several machines side by side, above those of each; none if that shows nothing.
-    fn together(&self, all: &[Results]) -> Vec<Part>;
     /// Judges by counts whether the main result of the original study is confirmed.
     fn judge(&self, results: &Results) -> Vec<Verdict>;
 }

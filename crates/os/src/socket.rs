@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -73,81 +73,82 @@ pub enum SocketError {
     },
 }
 
+impl SocketError {
+    /// The path that it is about.
+    fn path(&self) -> path::Display<'_> {
+        let (Self::PathTooLong(path)
+        | Self::Os { path, .. }
+        | Self::Busy { path, .. }
+        | Self::Taken { path, .. }
+        | Self::NotOfGroup { path, .. }
+        | Self::NotListening { path, .. }
+        | Self::NoDirectory(path)
+        | Self::NotASocket(path)
+        | Self::NoListener(path)
+        | Self::NoPeer(path)
+        | Self::NotAllowed(path)
+        | Self::Replaced(path)) = self;
+        path.display()
+    }
+}
+
 impl fmt::Display for SocketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, what) = match self {
-            Self::PathTooLong(path) => {
-                let len = path.as_os_str().len();
-                let path = path.display();
+        let path = self.path();
+        let what = match self {
+            Self::PathTooLong(whole) => {
+                let len = whole.as_os_str().len();
                 return write!(
                     f,
                     "socket path {path} has {len} bytes, a socket address holds {PATH_MAX}: use a \
                      shorter one"
                 );
             }
-            Self::Os { what, path, error } => {
-                return write!(f, "socket {}: {what} failed: {error}", path.display());
-            }
-            Self::Busy { path, pid } => {
-                let path = path.display();
-                let who = match pid {
-                    Some(pid) if *pid == std::process::id() => {
-                        return write!(
-                            f,
-                            "socket {path}: this process listens there already; \
-                                          choose another path"
-                        );
-                    }
-                    Some(pid) => format!(" (pid {pid})"),
-                    None => String::new(),
-                };
+            Self::NotListening { what, .. } => {
                 return write!(
                     f,
-                    "socket {path}: another process listens there{who}; stop it or \
-                                  choose another path"
+                    "inherited descriptor {path} {what}: use one that listens at a Unix stream \
+                     socket (ListenStream=/run/... in a socket unit)"
                 );
             }
-            Self::Taken { path, uid } => {
+            Self::Os { what, error, .. } => {
+                return write!(f, "socket {path}: {what} failed: {error}");
+            }
+            Self::Taken { uid, .. } => {
                 return write!(
                     f,
-                    "socket {}: user {uid} has taken that name, in a directory that anyone can \
-                     write to; choose a path in a directory of your own, such as /run/pvswitch",
-                    path.display()
+                    "socket {path}: user {uid} has taken that name, in a directory that anyone can \
+                     write to; choose a path in a directory of your own, such as /run/pvswitch"
                 );
             }
-            Self::NotOfGroup { path, group } => {
+            Self::NotOfGroup { group, .. } => {
                 return write!(
                     f,
-                    "socket {}: cannot give it to group {group}: only root and members of the \
-                     group may; add the switch's user to it, or choose another group",
-                    path.display()
+                    "socket {path}: cannot give it to group {group}: only root and members of the \
+                     group may; add the switch's user to it, or choose another group"
                 );
             }
-            Self::NotListening { path, what } => {
+            Self::Busy { pid, .. } if *pid == Some(std::process::id()) => {
+                "this process listens there already; choose another path"
+            }
+            Self::Busy { pid, .. } => {
+                let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
                 return write!(
                     f,
-                    "inherited descriptor {} {what}: use one that listens at a Unix stream socket \
-                     (ListenStream=/run/... in a socket unit)",
-                    path.display()
+                    "socket {path}: another process listens there{pid}; stop it or choose another \
+                     path"
                 );
             }
-            Self::Replaced(path) => (
-                path,
-                "another file has the name of this socket; remove it, and add the port again",
-            ),
-            Self::NoDirectory(path) => (path, "its directory does not exist; create it first"),
-            Self::NotASocket(path) => {
-                (path, "something else has that name; remove it or choose another path")
+            Self::Replaced(_) => {
+                "another file has the name of this socket; remove it, and add the port again"
             }
-            Self::NoListener(path) => {
-                (path, "no process listens there; start the other side first")
-            }
-            Self::NoPeer(path) => (path, "no peer connected in time"),
-            Self::NotAllowed(path) => {
-                (path, "permission denied; run as root or as the user who made it")
-            }
+            Self::NoDirectory(_) => "its directory does not exist; create it first",
+            Self::NotASocket(_) => "something else has that name; remove it or choose another path",
+            Self::NoListener(_) => "no process listens there; start the other side first",
+            Self::NoPeer(_) => "no peer connected in time",
+            Self::NotAllowed(_) => "permission denied; run as root or as the user who made it",
         };
-        write!(f, "socket {}: {what}", path.display())
+        write!(f, "socket {path}: {what}")
     }
 }
 

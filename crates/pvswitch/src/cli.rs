@@ -464,14 +464,23 @@ pub struct NicArgs {
     /// MAC address of the interface
     #[arg(long, value_parser = api::mac)]
     pub mac: Option<[u8; 6]>,
-    /// Stop after this many seconds
+    /// Reports.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// How long `nic` and `gen` run, and how they report.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Stop after this many seconds [default: when interrupted]
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
     /// Socket for `pvswitch ctl --control PATH`: reads counters (stats) and changes policies (set
     /// poll=POLICY kick=POLICY) while frames pass [default: none]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Print JSON: counters when a connection ends, and with --interval a line for each interval
+    /// Print JSON: counters at the end (nic: of each connection), and with --interval a line for
+    /// each interval
     #[arg(long)]
     pub json: bool,
     /// Print counters every this many seconds
@@ -539,19 +548,9 @@ pub struct GenArgs {
     /// [default: unlimited]
     #[arg(long, value_name = "N", conflicts_with = "replay")]
     pub frames: Option<u64>,
-    /// Stop after this many seconds [default: when interrupted]
-    #[arg(long, value_name = "SECS")]
-    pub duration: Option<f64>,
-    /// Socket for `pvswitch ctl --control PATH`: reads counters (stats) and changes policies (set
-    /// poll=POLICY kick=POLICY) while frames pass [default: none]
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
-    /// Print JSON: totals at the end, and with --interval a line for each interval
-    #[arg(long)]
-    pub json: bool,
-    /// Print totals every this many seconds
-    #[arg(long, value_name = "SECS")]
-    pub interval: Option<f64>,
+    /// Reports.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 /// `gen --mode`.

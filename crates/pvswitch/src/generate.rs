@@ -16,8 +16,8 @@ use crate::{cost, signals};
 /// Runs `pvswitch gen`.
 pub fn command(args: &GenArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect.options()).map_err(Usage)?;
-    let duration = args.duration.map(time).transpose()?;
-    let interval = args.interval.map(interval).transpose()?;
+    let duration = args.report.duration.map(time).transpose()?;
+    let interval = args.report.interval.map(interval).transpose()?;
     let stop = signals::flag()?;
     let running = || !stop.load(Ordering::Relaxed);
     let mode = match args.mode {
@@ -50,8 +50,8 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         frames: args.frames,
         duration,
         interval,
-        control: args.control.clone(),
-        json: args.json,
+        control: args.report.control.clone(),
+        json: args.report.json,
         nap_late,
     };
     os::precise_timers();
@@ -71,7 +71,7 @@ fn many(
     if args.frames.is_some() {
         return Err(Usage("--frames: only with --mode send, sink and rr".into()).into());
     }
-    if args.control.is_some() {
+    if args.report.control.is_some() {
         let what = "--control: not with --replay or --mode idle, which use no policies";
         return Err(Usage(what.into()).into());
     }
@@ -86,6 +86,6 @@ fn many(
     }
     let count = args.count.unwrap_or(1);
     let targets = generate::targets(&args.connect.connect, &to, count).map_err(Usage)?;
-    let idle = Idle { to, targets, duration, json: args.json };
+    let idle = Idle { to, targets, duration, json: args.report.json };
     generate::run_idle(&idle, running).map_err(guest_error)
 }

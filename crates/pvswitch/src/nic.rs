@@ -30,10 +30,10 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
             mac: args.mac,
             queue_len: Some(QUEUE_LEN),
         },
-        control: args.control.clone(),
-        json: args.json,
-        interval: args.interval.map(interval).transpose()?,
-        duration: args.duration.map(time).transpose()?,
+        control: args.report.control.clone(),
+        json: args.report.json,
+        interval: args.report.interval.map(interval).transpose()?,
+        duration: args.report.duration.map(time).transpose()?,
     };
     os::precise_timers();
     if options.control.is_some() {

@@ -9,6 +9,7 @@
 //! re-check, so that no caller can sleep on a ring that has work.
 #![forbid(unsafe_code)]
 
+mod bits;
 mod index;
 pub mod virtq;
 pub mod xen;

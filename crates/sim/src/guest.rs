@@ -116,8 +116,8 @@ pub(crate) trait Driver {
     fn publish(&mut self, q: usize);
     /// Whether there are received frames that it has not taken.
     fn has_received(&self, q: usize) -> bool;
-    /// Notes whatever differs from an idle state.
-    fn unfinished(&self, q: usize, note: &mut dyn FnMut(String));
+    /// Notes whatever differs from an idle state: each difference, and whether there is one.
+    fn unfinished(&self, q: usize, note: &mut dyn FnMut(bool, String));
     /// Whether there certainly is room to receive a frame of `len` bytes.
     fn has_room(&self, q: usize, len: u64) -> bool;
     /// (Hostile) sometimes violates the protocol.
@@ -398,10 +398,10 @@ impl Guest {
     pub fn unfinished(&self) -> Option<String> {
         let mut left = Vec::new();
         for (q, app) in self.apps.iter().enumerate() {
-            let mut note = |what: String| left.push(format!("{what} on queue {q}"));
-            if !app.outbox.is_empty() {
-                note(format!("{} frames not sent", app.outbox.len()));
-            }
+            let mut note = |differs: bool, what: String| {
+                left.extend(differs.then(|| format!("{what} on queue {q}")));
+            };
+            note(!app.outbox.is_empty(), format!("{} frames not sent", app.outbox.len()));
             self.driver.unfinished(q, &mut note);
         }
         (!left.is_empty()).then(|| left.join(", "))

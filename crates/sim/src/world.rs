@@ -447,28 +447,35 @@ impl World {
                 let lasts = self.random.time(Ns::new(500)..2 * self.busy());
                 self.schedule(lasts, Event::Undrain(name, lasts));
             }
-            Event::Undrain(name, lasted) => {
-                let drain = self.switch.drained(name);
-                if drain == Some(Drain::Requested) && lasted > self.busy() {
-                    let what = format!("queue {name:?} is not drained after {lasted}");
-                    return Err(Finding::Late(what));
-                }
-                self.report.drains += u64::from(drain == Some(Drain::Done));
-                let woken = self.switch.drain(name, false);
-                self.notify(woken);
-            }
+            Event::Undrain(name, lasted) => self.undrain(name, lasted)?,
             Event::Idle => {}
-            Event::Heal => {
-                for i in 0..self.guests.len() {
-                    self.guests[i].healed = true;
-                    // Only these arm more rings once healed.
-                    if self.guests[i].lazy || self.guests[i].kind == Kind::Stalled {
-                        self.schedule(Ns::ZERO, Event::Call(i));
-                    }
-                }
-            }
+            Event::Heal => self.heal(),
         }
         Ok(())
+    }
+
+    /// Ends the draining of a queue, which must be drained if it lasted long enough.
+    fn undrain(&mut self, name: Name, lasted: Ns) -> Result<(), Finding> {
+        let drain = self.switch.drained(name);
+        if drain == Some(Drain::Requested) && lasted > self.busy() {
+            let what = format!("queue {name:?} is not drained after {lasted}");
+            return Err(Finding::Late(what));
+        }
+        self.report.drains += u64::from(drain == Some(Drain::Done));
+        let woken = self.switch.drain(name, false);
+        self.notify(woken);
+        Ok(())
+    }
+
+    /// Heals all guests.
+    fn heal(&mut self) {
+        for i in 0..self.guests.len() {
+            self.guests[i].healed = true;
+            // Only these arm more rings once healed.
+            if self.guests[i].lazy || self.guests[i].kind == Kind::Stalled {
+                self.schedule(Ns::ZERO, Event::Call(i));
+            }
+        }
     }
 
     /// Wakes a worker, if it sleeps.

@@ -61,6 +61,39 @@ impl Device {
     fn kicked(&self) -> bool {
         os::drain(self.kick.as_fd())
     }
+
+    /// Takes what there is and uses up to `uses` chains; arms if there is nothing. Returns how many
+    /// it took.
+    fn step(&mut self, uses: u64, asleep: &mut bool) -> usize {
+        let got = self.take();
+        for _ in 0..uses.min(self.held.len() as u64) {
+            self.use_one(0);
+        }
+        if got == 0 && self.held.is_empty() {
+            *asleep = self.queue.arm() == ::ring::virtq::Armed::Armed;
+        }
+        got
+    }
+
+    /// Takes what there is, and uses one chain, or arms if there is none. Returns how many it took.
+    fn use_or_arm(&mut self, asleep: &mut bool) -> usize {
+        let got = self.take();
+        if self.held.is_empty() {
+            *asleep = self.queue.arm() == ::ring::virtq::Armed::Armed;
+        } else {
+            self.use_one(0);
+        }
+        got
+    }
+}
+
+/// A generator of random numbers below its argument.
+pub(crate) fn steps(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut random = seed * 2 + 1;
+    move |n| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 33) % n
+    }
 }
 
 fn settings(kick: &str, sets: &[&str]) -> Settings {
@@ -247,11 +280,7 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
 fn check_no_lost_wakeup(features: Features, kick: &str, sets: &[&str], seed: u64) {
     let what = format!("{features:?} --kick {kick} {sets:?} seed {seed}");
     let (mut tx, mut device) = tx_pair(features, kick, sets);
-    let mut random = seed * 2 + 1;
-    let mut next = |n: u64| {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (random >> 33) % n
-    };
+    let mut next = steps(seed);
     let (mut now, mut left) = (after(Ns::new(1)), 200);
     let (mut device_asleep, mut taken) = (false, 0);
     let mut rounds = 0;
@@ -262,14 +291,7 @@ fn check_no_lost_wakeup(features: Features, kick: &str, sets: &[&str], seed: u64
         // The switch: one step if it is awake.
         device_asleep &= !device.kicked();
         if !device_asleep && next(2) == 0 {
-            let got = device.take();
-            taken += got;
-            for _ in 0..next(4).min(device.held.len() as u64) {
-                device.use_one(0);
-            }
-            if got == 0 && device.held.is_empty() {
-                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
-            }
+            taken += device.step(next(4), &mut device_asleep);
         }
         // In every second run the kick policy changes between two rounds.
         if seed % 2 == 1 && next(10) == 0 {
@@ -295,13 +317,7 @@ fn check_no_lost_wakeup(features: Features, kick: &str, sets: &[&str], seed: u64
         let mut called = false;
         device_asleep &= !device.kicked();
         while !called && !device_asleep {
-            let got = device.take();
-            taken += got;
-            if device.held.is_empty() {
-                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
-            } else {
-                device.use_one(0);
-            }
+            taken += device.use_or_arm(&mut device_asleep);
             called = tx.ring.take_calls();
         }
         if !called {

@@ -10,6 +10,7 @@ use switch::vnet::{DATA_VALID, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetH
 use self::peer::{Ends, Peer, args, reach};
 use super::*;
 use crate::connect::{Connect, ConnectError, ConnectOptions, Link, connect};
+use crate::guest::tests::steps;
 use crate::guest::{Guest, WaitFor, now};
 use crate::tx::SleepMode;
 
@@ -223,11 +224,7 @@ fn check_no_lost_wakeup(peer: &Peer, kick: &str, completion: &str, seed: u64) {
     let what = format!("--kick {kick} tx-completion={completion} seed {seed}");
     let set = format!("tx-completion={completion}");
     let mut guest = reach(&peer.to("", None, kick, &[&set]));
-    let mut random = seed * 2 + 1;
-    let mut next = |n: u64| {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (random >> 33) % n
-    };
+    let mut next = steps(seed);
     const FRAMES: usize = 800;
     let (mut left, mut taken, mut switch_asleep) = (FRAMES, 0, false);
     let mut now = switch::time::Instant::from_ns(1);
@@ -240,14 +237,7 @@ fn check_no_lost_wakeup(peer: &Peer, kick: &str, completion: &str, seed: u64) {
         peer.with(|ends| {
             switch_asleep &= !ends.tx_channel.ack();
             if !switch_asleep && next(2) == 0 {
-                let got = ends.take_all();
-                taken += got;
-                for _ in 0..answers.min(ends.held) {
-                    ends.answer(status::OKAY);
-                }
-                if got == 0 && ends.held == 0 {
-                    switch_asleep = ends.tx.arm() == ::ring::xen::Armed::Armed;
-                }
+                taken += ends.step(answers, &mut switch_asleep);
             }
         });
         guest.pairs[0].tx.tick(now).unwrap();
@@ -275,12 +265,7 @@ fn check_no_lost_wakeup(peer: &Peer, kick: &str, completion: &str, seed: u64) {
             switch_asleep &= !ends.tx_channel.ack();
             let mut called = guest.pairs[0].tx.ring.take_calls();
             while !called && !switch_asleep {
-                taken += ends.take_all();
-                if ends.held == 0 {
-                    switch_asleep = ends.tx.arm() == ::ring::xen::Armed::Armed;
-                } else {
-                    ends.answer(status::OKAY);
-                }
+                taken += ends.answer_or_arm(&mut switch_asleep);
                 called = guest.pairs[0].tx.ring.take_calls();
             }
             called

@@ -32,7 +32,7 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
     let several = all.len() > 1;
     if several {
         document.parts.extend(beside::parts(names, all, study));
-        document.parts.extend(study.together(all));
+        document.parts.extend(study.facts().together.map(|parts| parts(all)).unwrap_or_default());
     }
     for (i, results) in all.iter().enumerate() {
         let which = match names.get(i) {
@@ -64,32 +64,33 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
         } else {
             document.command = repeat("", results, study);
         }
-        let mut parts = study.report(results);
-        for part in &mut parts {
-            let command = match part {
-                Part::Table(table) => &mut table.command,
-                Part::Plot(plot) => &mut plot.command,
-                Part::Text { .. } => continue,
-            };
-            // The plans of several folders are not beside the page.
-            let all = format!("pvswitch lab run {}", study.facts().name);
-            *command = match command.strip_prefix(&all) {
-                Some(_) if several => String::new(),
-                Some(only) => repeat(only, results, study),
-                None => command.clone(),
-            };
-        }
-        // Names of files are unique within one set of results only.
-        if i > 0 {
-            for part in &mut parts {
-                if let Part::Plot(plot) = part {
-                    plot.file = format!("{}-{}", plot.file, i + 1);
-                }
-            }
-        }
-        document.parts.append(&mut parts);
+        document.parts.extend(parts(i, results, study, several));
     }
     document
+}
+
+/// Tables and plots of the results with index `i`, with the commands that repeat them.
+fn parts(i: usize, results: &Results, study: &dyn Study, several: bool) -> Vec<Part> {
+    let mut parts = study.report(results);
+    for part in &mut parts {
+        let command = match part {
+            Part::Table(table) => &mut table.command,
+            Part::Plot(plot) => &mut plot.command,
+            Part::Text { .. } => continue,
+        };
+        // The plans of several folders are not beside the page.
+        let all = format!("pvswitch lab run {}", study.facts().name);
+        *command = match command.strip_prefix(&all) {
+            Some(_) if several => String::new(),
+            Some(only) => repeat(only, results, study),
+            None => command.clone(),
+        };
+        // Names of files are unique within one set of results only.
+        if let (Part::Plot(plot), 1..) = (part, i) {
+            plot.file = format!("{}-{}", plot.file, i + 1);
+        }
+    }
+    parts
 }
 
 /// Command that repeats these results, or those that `only` selects, in their folder: with their

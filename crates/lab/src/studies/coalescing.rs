@@ -76,6 +76,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &["iperf3", "ping", "ip", "ethtool", "nsenter", "chrt"],
+    together: None,
 };
 
 impl Study for Coalescing {
@@ -133,10 +134,6 @@ impl Study for Coalescing {
         let mut parts = tables::parts(results);
         parts.push(Part::Table(todo::table(results)));
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -78,6 +78,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: false,
     tools: &["iperf3", "ping", "ip", "ethtool", "nft", "nsenter"],
+    together: None,
 };
 
 impl Study for Copies {
@@ -168,10 +169,6 @@ impl Study for Copies {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

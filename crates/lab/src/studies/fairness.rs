@@ -79,6 +79,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &["iperf3", "ping", "ip", "nsenter"],
+    together: None,
 };
 
 impl Study for Fairness {
@@ -181,10 +182,6 @@ impl Study for Fairness {
             }
         }
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

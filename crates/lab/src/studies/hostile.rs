@@ -1,18 +1,19 @@
 //! `hostile`: effects of a misbehaving peer on two honest guests.
 
-use std::collections::BTreeMap;
+mod tables;
+
 use std::time::{Duration, Instant};
 
 use hostile::{Case, Ring, cases, cases_of};
 use serde_json::Value as Json;
 
+use self::tables::{judged, table};
 use super::pair::{self, number, receiver_class};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
-use crate::report::{Part, Table, Value, Verdict};
+use crate::report::{Part, Verdict};
 use crate::stage::{Gen, NicOptions, Place, Port, Proto, Stage, Switch, Window, sleep};
-use crate::stats::Summary;
-use crate::store::{Done, Results};
+use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 /// All cases of a ring in one run, one after the other.
@@ -34,9 +35,6 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 const AROUND_S: f64 = 0.4;
 /// The longest that all cases of a ring may take beyond their time.
 const LATE_S: f64 = 90.0;
-/// How much of its rate the honest pair keeps at least, and how much longer its p99 may be.
-const KEEPS: f64 = 0.95;
-const LONGER: f64 = 2.0;
 
 const ABOUT: &str = "\
 Two honest guests, and one attacker. The first guest sends frames of 1,000 bytes at a constant \
@@ -78,6 +76,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: false,
     tools: &["ip"],
+    together: None,
 };
 
 impl Study for Hostile {
@@ -138,10 +137,6 @@ impl Study for Hostile {
         std::iter::once(about).chain(tables.map(Part::Table)).collect()
     }
 
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
-    }
-
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         Ring::ALL.into_iter().filter_map(|ring| judged(results, ring)).collect()
     }
@@ -193,14 +188,76 @@ fn guest(more: &[&str]) -> NicOptions {
     NicOptions { more, ..pair::guest_options() }
 }
 
+/// What a cell asks for.
+struct Wanted {
+    ring: Ring,
+    cases: Vec<&'static Case>,
+    /// Whether the attacker plays them, or only connects.
+    attacks: bool,
+    /// All cases of the ring, one after the other.
+    all: bool,
+    /// Time for each case, in seconds.
+    each_s: f64,
+}
+
+impl Wanted {
+    fn of(run: &Run) -> Result<Self, Fail> {
+        let all = run.cell.get("case") == ALL;
+        Ok(Self {
+            ring: run.cell.get("ring").parse().map_err(Fail::Cell)?,
+            cases: played(run.cell),
+            attacks: run.cell.get("attack") == "hostile",
+            all,
+            each_s: if all { run.seconds } else { run.seconds + 2.0 * AROUND_S },
+        })
+    }
+
+    /// Mode of the attacker's generator.
+    fn mode(&self, run: &Run, ports: usize) -> String {
+        if !self.attacks {
+            return format!("idle --count {ports}");
+        }
+        let case = run.cell.get(if self.all { "ring" } else { "case" });
+        let each = self.each_s;
+        format!("hostile={case} --count {ports} --peer {NOWHERE} --duration {each}")
+    }
+
+    /// Asks the switch for its state until the window is over; returns the longest answer.
+    fn watch(&self, run: &Run, switch: &Switch, attacker: &mut Gen) -> Result<Duration, Fail> {
+        let begun = Instant::now();
+        let most_s = match self.attacks && self.all {
+            true => run.seconds * self.cases.len() as f64 + LATE_S,
+            false => run.seconds,
+        };
+        let mut longest = Duration::ZERO;
+        loop {
+            let asked = Instant::now();
+            switch.ask(&api::Request::Show)?;
+            longest = longest.max(asked.elapsed());
+            // All cases are over when their attacker is.
+            let ended = self.attacks && self.all && attacker.check().is_err();
+            if ended || begun.elapsed().as_secs_f64() > most_s {
+                return Ok(longest);
+            }
+            std::thread::sleep(ASK_EVERY);
+        }
+    }
+
+    /// What the attacker reports at its end.
+    fn report(&self, attacker: Gen) -> Result<Json, Fail> {
+        match (self.attacks, self.all) {
+            (true, false) => attacker.report(self.each_s + LATE_S),
+            (true, true) => attacker.report(1.0),
+            (false, _) => attacker.end(),
+        }
+    }
+}
+
 fn measure(run: &Run) -> Result<Figures, Trouble> {
     let stage = run.stage;
-    let played = played(run.cell);
-    let ring: Ring = run.cell.get("ring").parse().map_err(Fail::Cell)?;
-    let attacks = run.cell.get("attack") == "hostile";
-    let all = run.cell.get("case") == ALL;
+    let wanted = Wanted::of(run)?;
     loopback(stage);
-    let (ports, target) = attacked(stage, ring, &played)?;
+    let (ports, target) = attacked(stage, wanted.ring, &wanted.cases)?;
     let honest = ["g0", "g1"].map(|name| Port::guest(stage, name, Proto::Virtio, ""));
     let everyone = [&honest[..], &ports, &[Port::null("null")]].concat();
     let switch = Switch::start(stage, &pair::switch_options(stage, "adaptive"), &everyone)?;
@@ -209,72 +266,45 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
         Ok(()) => Trouble::Switch(fail.to_string()),
     };
     switch.add_static_mac(NOWHERE, "null")?;
-    // One that says nothing is not known by itself.
-    if !attacks {
+    // An attacker that only connects sends nothing from which its address is learned.
+    if !wanted.attacks {
         switch.add_static_mac(&Gen::mac(ATTACKER), &ports[0].name)?;
     }
     let roomy = guest(&["--queue-size", "1024"]);
     let first = receiver_class(stage);
     let sink = Gen::start_as(stage, RECEIVER, &honest[1], &roomy, "sink --check", first)?;
     switch.wait_up(2)?;
-    let each = if all { run.seconds } else { run.seconds + 2.0 * AROUND_S };
-    let count = ports.len();
-    let mode = if attacks {
-        let case = run.cell.get(if all { "ring" } else { "case" });
-        format!("hostile={case} --count {count} --peer {NOWHERE} --duration {each}")
-    } else {
-        format!("idle --count {count}")
-    };
-    let packed: &[&str] = if ring == Ring::Packed { &["--packed"] } else { &[] };
+    let packed: &[&str] = if wanted.ring == Ring::Packed { &["--packed"] } else { &[] };
     let mut options = guest(packed);
     if run.cell.get("attack") == "busy" {
         options.poll = "spin".into();
     }
+    let mode = wanted.mode(run, ports.len());
     let mut attacker = Gen::start(stage, ATTACKER, &target, &options, &mode)?;
-    if attacks {
+    if wanted.attacks {
         sleep(AROUND_S);
     } else {
-        switch.wait_up_while(2 + count, || attacker.check())?;
+        switch.wait_up_while(2 + ports.len(), || attacker.check())?;
     }
     // It comes up beside the attack.
-    let (rate, to) = (if all { 1000 } else { 10_000 }, Gen::mac(RECEIVER));
+    let (rate, to) = (if wanted.all { 1000 } else { 10_000 }, Gen::mac(RECEIVER));
     let aside = Gen::mac(ATTACKER);
     let mode = format!("send --check --size 1000 --rate {rate} --peer {to} --also {aside},{ASIDE}");
     let sender = Gen::start(stage, SENDER, &honest[0], &roomy, &mode)?;
     wait_known(&switch, "g0").map_err(&dead)?;
-    let before = Instant::now();
     let window = Window::open(&switch, &[]).map_err(&dead)?;
-    let most_s = run.seconds * played.len() as f64 + LATE_S;
-    let mut longest = Duration::ZERO;
-    loop {
-        let asked = Instant::now();
-        switch.ask(&api::Request::Show).map_err(&dead)?;
-        longest = longest.max(asked.elapsed());
-        let over = before.elapsed().as_secs_f64();
-        // All cases are over when their attacker is.
-        let ended = attacks && all && attacker.check().is_err();
-        if ended || over > if attacks && all { most_s } else { run.seconds } {
-            break;
-        }
-        std::thread::sleep(ASK_EVERY);
-    }
+    let longest = wanted.watch(run, &switch, &mut attacker).map_err(&dead)?;
     let count = window.close().map_err(&dead)?;
     let lines = switch.logged().lines().count();
     let sent = sender.end()?;
     settle(&switch).map_err(&dead)?;
     let got = sink.end()?;
-    let did = if attacks && !all {
-        attacker.report(each + LATE_S)?
-    } else if attacks {
-        attacker.report(1.0)?
-    } else {
-        attacker.end()?
-    };
+    let did = wanted.report(attacker)?;
     switch.check().map_err(&dead)?;
-    let mut figures = of_pair(&sent, &got);
     for name in untried(&did) {
         eprintln!("{}: case {name}: nothing was tried", run.cell);
     }
+    let mut figures = of_pair(&sent, &got);
     figures.extend(of_switch(&switch).map_err(&dead)?);
     figures.extend(of_attacker(&did));
     figures.insert("show", longest.as_secs_f64() * 1e3);
@@ -358,152 +388,6 @@ fn untried(did: &Json) -> Vec<&str> {
         (!tried || number(case, "connections") == 0.0).then_some(name)
     });
     untried.collect()
-}
-
-/// Runs of a ring, idle or hostile.
-fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<Item = &'a Done> {
-    results
-        .runs
-        .iter()
-        .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
-}
-
-/// What must hold, judged by counts.
-fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
-    let of = |run: &Done, name: &str| run.figures.get(name).copied();
-    let mut bad: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let (mut count, mut attempts) = (0, 0.0);
-    for run in runs(results, ring, "hostile") {
-        count += 1;
-        attempts += of(run, "attempts").unwrap_or(0.0);
-        let mut note = |what, is: bool| {
-            if is {
-                bad.entry(what).or_default().push(run.cell.get("case").to_string());
-            }
-        };
-        note("the switch ended, or an honest guest did not come up", of(run, "alive") == Some(0.0));
-        note("frames lost", of(run, "lost").is_some_and(|n| n != 0.0));
-        note("frames changed", of(run, "corrupt").is_some_and(|n| n > 0.0));
-        note("faults of honest ports", of(run, "honest_faults").is_some_and(|n| n > 0.0));
-        note("cases not tried", of(run, "untried").is_some_and(|n| n > 0.0));
-    }
-    // Where the honest pair loses frames by itself, this machine cannot tell.
-    let control: f64 = runs(results, ring, "idle").filter_map(|run| of(run, "lost")).sum();
-    if count == 0 {
-        return None;
-    }
-    let failed: Vec<String> =
-        bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
-    let what = format!(
-        "{ring}: beside {attempts} attacks in {count} runs an honest pair loses no frame, \
-         gets none that is not as it was sent, and the switch answers{}{}",
-        if failed.is_empty() { "" } else { "; not so: " },
-        failed.join("; ")
-    );
-    let is_conclusive = control == 0.0 || bad.is_empty();
-    Some(Verdict { what, holds: is_conclusive.then_some(bad.is_empty()) })
-}
-
-/// Median and range of what the attack makes of a measure, of what it is beside a control.
-fn ratio(
-    results: &Results,
-    (ring, case): (Ring, &str),
-    measure: &str,
-    control: &str,
-) -> Option<Summary> {
-    let found = results.compare_with(measure, control).into_iter().find(|comparison| {
-        comparison.value == "hostile"
-            && comparison.cell.get("ring") == ring.name()
-            && comparison.cell.get("case") == case
-    })?;
-    let (median, (low, high)) = (found.ratio?, found.range?);
-    let count = found.runs.0;
-    Some(Summary { median, low, high, count, ..Summary::of(&[median])? })
-}
-
-fn spread(found: Option<Summary>, digits: usize) -> Value {
-    match found {
-        None => Value::Missing("not measured, or the switch ended".into()),
-        Some(Summary { median, low, high, .. }) => Value::Spread { median, low, high, digits },
-    }
-}
-
-/// One line for each case of a ring.
-fn table(results: &Results, ring: Ring) -> Option<Table> {
-    let mut rows = Vec::new();
-    let wanted =
-        |name: &str| runs(results, ring, "hostile").any(|run| run.cell.get("case") == name);
-    let names = std::iter::once((ALL, "all in turn", String::new()));
-    let names =
-        names.chain(cases_of(ring).map(|case| (case.name, case.what, case.source.join(", "))));
-    for (name, what, source) in names.filter(|(name, ..)| wanted(name)) {
-        let values = |attack: &str, measure: &str| -> Vec<f64> {
-            let runs = runs(results, ring, attack).filter(|run| run.cell.get("case") == name);
-            runs.filter_map(|run| run.figures.get(measure).copied()).collect()
-        };
-        let sum = |attack: &str, measure: &str| values(attack, measure).iter().sum::<f64>();
-        let most = |measure: &str| values("hostile", measure).into_iter().max_by(f64::total_cmp);
-        let lived = values("hostile", "alive").iter().all(|alive| *alive == 1.0);
-        let of = |measure: &str, control: &str| {
-            ratio(results, (ring, name), measure, control).filter(|_| name != ALL)
-        };
-        let (rate, p99, p99_busy) = (of("rate", "idle"), of("p99", "idle"), of("p99", "busy"));
-        let number = |found: Option<f64>, digits| match found {
-            Some(n) => Value::Number(n, digits),
-            None => Value::Missing("the switch ended".into()),
-        };
-        let counts = lived && sum("hostile", "lost") == 0.0 && sum("hostile", "corrupt") == 0.0;
-        let times = rate.is_none_or(|rate| rate.median >= KEEPS)
-            && p99_busy.or(p99).is_none_or(|p99| p99.median < LONGER);
-        let kept = match (counts, times || name == ALL) {
-            (false, _) => "no",
-            (true, false) => "counts only",
-            (true, true) => "yes",
-        };
-        rows.push(vec![
-            Value::Text(name.into()),
-            Value::Text(what.into()),
-            Value::Text(source),
-            Value::Number(sum("idle", "lost"), 0),
-            number(lived.then(|| sum("hostile", "lost")), 0),
-            number(lived.then(|| sum("hostile", "corrupt")), 0),
-            spread(rate, 3),
-            spread(p99, 2),
-            spread(p99_busy, 2),
-            number(most("show"), 1),
-            number(most("memory"), 0),
-            number(most("faults"), 0),
-            number(most("attempts"), 0),
-            Value::Text(if lived { "yes" } else { "no" }.into()),
-            Value::Text(kept.into()),
-        ]);
-    }
-    let columns = [
-        "case",
-        "what it does",
-        "source",
-        "lost, idle",
-        "lost",
-        "corrupt",
-        "rate, of idle",
-        "p99, of idle",
-        "p99, of busy",
-        "longest answer, ms",
-        "memory, MiB",
-        "faults",
-        "attempts",
-        "alive",
-        "kept",
-    ];
-    (!rows.is_empty()).then(|| Table {
-        title: format!("Beside a hostile peer: {ring}"),
-        note: "Lost and corrupt are sums over all runs; ratios are medians with the range of runs \
-               side by side; of the rest the most of any run."
-            .into(),
-        columns: columns.map(String::from).into(),
-        rows,
-        command: format!("pvswitch lab run hostile --only ring={ring}"),
-    })
 }
 
 #[cfg(test)]

@@ -53,6 +53,7 @@ const FACTS: Facts = Facts {
     measures: &ALL,
     takes_proto: true,
     tools: &[],
+    together: None,
 };
 
 impl Study for Idle {
@@ -136,10 +137,6 @@ impl Study for Idle {
             parts.extend(beside.table(title, "Columns: idle ports.", measure));
         }
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

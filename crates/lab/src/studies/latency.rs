@@ -53,6 +53,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &[],
+    together: None,
 };
 
 impl Study for Latency {
@@ -118,10 +119,6 @@ impl Study for Latency {
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
         parts.extend(tables(&grid, "Columns: traffic, as described above."));
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -70,6 +70,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &[],
+    together: None,
 };
 
 impl Study for Neighbours {
@@ -143,10 +144,6 @@ impl Study for Neighbours {
             }));
         }
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

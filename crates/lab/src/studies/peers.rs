@@ -87,6 +87,7 @@ const FACTS: Facts = Facts {
         "dpdk-testpmd",
         "ovs-vsctl",
     ],
+    together: None,
 };
 
 impl Study for Peers {
@@ -139,10 +140,6 @@ impl Study for Peers {
         let loads = loads.map_or(&[][..], |axis| &axis.values);
         let tables = loads.iter().map(|load| Part::Table(table(results, load)));
         std::iter::once(text).chain(tables).collect()
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

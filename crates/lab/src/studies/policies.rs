@@ -36,6 +36,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &[],
+    together: None,
 };
 
 impl Study for Policies {
@@ -90,10 +91,6 @@ impl Study for Policies {
         parts.extend(against(results));
         parts.extend(tables(&grid, "Columns: frames offered a second."));
         parts
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

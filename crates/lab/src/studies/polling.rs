@@ -105,6 +105,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: false,
     tools: &["iperf3", "ping", "ip", "tc", "ethtool", "nsenter"],
+    together: None,
 };
 
 impl Study for Polling {
@@ -220,10 +221,6 @@ impl Study for Polling {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -57,6 +57,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: false,
     tools: &["ip"],
+    together: None,
 };
 
 impl Study for Receivers {
@@ -100,10 +101,6 @@ impl Study for Receivers {
     fn report(&self, results: &Results) -> Vec<Part> {
         let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
         std::iter::once(about).chain(table(results)).collect()
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

@@ -97,6 +97,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &[],
+    together: Some(tables::together),
 };
 
 impl Study for Threads {
@@ -147,10 +148,6 @@ impl Study for Threads {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
-    }
-
-    fn together(&self, all: &[Results]) -> Vec<Part> {
-        tables::together(all)
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

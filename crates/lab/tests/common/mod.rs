@@ -37,6 +37,7 @@ const FACTS: Facts = Facts {
     measures: &MEASURES,
     takes_proto: true,
     tools: &["sh", "no-such-tool"],
+    together: None,
 };
 
 impl Study for Fake {
@@ -87,10 +88,6 @@ impl Study for Fake {
             rows: results.cells().iter().map(row).collect(),
             ..Table::default()
         })]
-    }
-
-    fn together(&self, _all: &[Results]) -> Vec<Part> {
-        Vec::new()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {

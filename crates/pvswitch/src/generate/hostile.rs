@@ -25,42 +25,12 @@ pub fn command(
     duration: Option<Duration>,
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
-    let rings: &[Ring] = match (to.is_virtio(), args.connect.packed) {
-        (false, _) => &[Ring::Xen],
-        (true, true) => &[Ring::Packed],
-        (true, false) => &[Ring::Split, Ring::Socket],
-    };
-    let selected = |(ring, case): &(Ring, &Case)| match which {
-        Cases::One(name) => case.name == name,
-        Cases::Of(one) => *ring == one,
-        Cases::All | Cases::List => true,
-    };
-    let selected: Vec<(Ring, &Case)> = rings
-        .iter()
-        .flat_map(|ring| cases_of(*ring).map(|case| (*ring, case)))
-        .filter(selected)
-        .collect();
+    let selected = selected(args, to, which);
     if which == Cases::List {
-        list(&selected, args.json);
+        list(&selected, args.report.json);
         return Ok(());
     }
-    let name = match which {
-        Cases::One(name) => name,
-        Cases::Of(ring) => ring.name(),
-        Cases::All | Cases::List => "all",
-    };
-    if selected.is_empty() {
-        let rings: Vec<_> = rings.iter().map(|ring| ring.name()).collect();
-        let what = format!(
-            "--mode hostile={name}: no such case for {}; --mode hostile=list lists the cases",
-            rings.join(" and ")
-        );
-        return Err(Usage(what).into());
-    }
-    if args.connect.connect.contains(",mode=server") {
-        let what = "--mode hostile only connects: the switch's port needs mode=server (default)";
-        return Err(Usage(what.into()).into());
-    }
+    check(args, to, which, &selected)?;
     let count = args.count.unwrap_or(1);
     let targets = targets(&args.connect.connect, to, count).map_err(Usage)?;
     raise_limit(u64::from(count) * FDS.0 + FDS.1);
@@ -82,7 +52,7 @@ pub fn command(
         (attack.mac, attack.peer) = (args.mac, args.peer);
         let error = case.play(&mut attack).err().map(|error| error.to_string());
         let report = report_of(case, ring, &attack.tally, began.elapsed(), error.as_deref());
-        if !args.json {
+        if !args.report.json {
             print(&report);
         }
         // If several are run, an error of one is only reported.
@@ -91,10 +61,57 @@ pub fn command(
         }
         played.push(report);
     }
-    if args.json {
+    if args.report.json {
         println!("{}", json!({"mode": "hostile", "cases": played}));
     }
     result
+}
+
+/// Rings of a target.
+fn rings(args: &GenArgs, to: &Connect) -> &'static [Ring] {
+    match (to.is_virtio(), args.connect.packed) {
+        (false, _) => &[Ring::Xen],
+        (true, true) => &[Ring::Packed],
+        (true, false) => &[Ring::Split, Ring::Socket],
+    }
+}
+
+/// The cases asked for, with their rings.
+fn selected(args: &GenArgs, to: &Connect, which: Cases) -> Vec<(Ring, &'static Case)> {
+    let all = rings(args, to).iter();
+    let all = all.flat_map(|ring| cases_of(*ring).map(|case| (*ring, case)));
+    let is_selected = |(ring, case): &(Ring, &Case)| match which {
+        Cases::One(name) => case.name == name,
+        Cases::Of(one) => *ring == one,
+        Cases::All | Cases::List => true,
+    };
+    all.filter(is_selected).collect()
+}
+
+/// Checks that there are cases, and that they can be played.
+fn check(
+    args: &GenArgs,
+    to: &Connect,
+    which: Cases,
+    selected: &[(Ring, &Case)],
+) -> Result<(), Usage> {
+    let name = match which {
+        Cases::One(name) => name,
+        Cases::Of(ring) => ring.name(),
+        Cases::All | Cases::List => "all",
+    };
+    if selected.is_empty() {
+        let rings: Vec<_> = rings(args, to).iter().map(|ring| ring.name()).collect();
+        return Err(Usage(format!(
+            "--mode hostile={name}: no such case for {}; --mode hostile=list lists the cases",
+            rings.join(" and ")
+        )));
+    }
+    if args.connect.connect.contains(",mode=server") {
+        let what = "--mode hostile only connects: the switch's port needs mode=server (default)";
+        return Err(Usage(what.into()));
+    }
+    Ok(())
 }
 
 fn report_of(case: &Case, ring: Ring, tally: &Tally, time: Duration, error: Option<&str>) -> Value {

@@ -13,11 +13,9 @@ impl Drop for Dir {
     }
 }
 
-/// A switch whose control thread is driven by the test, and the directory of its sockets.
-fn system(name: &str) -> (System, Dir) {
-    let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let options = Options {
+/// Options of a switch without ports.
+pub(super) fn options(control: PathBuf) -> Options {
+    Options {
         config: Config::default(),
         origin: Origin::default(),
         include: None,
@@ -27,7 +25,7 @@ fn system(name: &str) -> (System, Dir) {
         placement: Placement::Single,
         cpus: Vec::new(),
         mode: Mode::Switch,
-        control: Some(dir.join("ctl")),
+        control: Some(control),
         http: None,
         control_access: Access::default(),
         control_write: false,
@@ -36,7 +34,14 @@ fn system(name: &str) -> (System, Dir) {
         ageing_s: 300,
         addresses_per_port: 16,
         hints: false,
-    };
+    }
+}
+
+/// A switch whose control thread is driven by the test, and the directory of its sockets.
+fn system(name: &str) -> (System, Dir) {
+    let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let options = options(dir.join("ctl"));
     let system = System::new(options, Inherited::default(), None);
     (system.unwrap(), Dir(dir))
 }

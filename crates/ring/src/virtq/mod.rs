@@ -24,6 +24,7 @@ pub use packed::Ledger;
 
 use std::fmt;
 
+use crate::bits::{index, lo32};
 use crate::index::{Idx, Untrusted};
 
 /// Largest queue size of either layout (virtio 1.3, 2.7 and 2.8).
@@ -363,24 +364,11 @@ const fn need_event(event: Untrusted<Idx<u16>>, new: Idx<u16>, old: Idx<u16>) ->
     event.hint_until(new.minus(1)) < new.since(old)
 }
 
-/// An in-memory index; `u32` fits `usize` on every machine we build for.
-#[inline]
-fn index(i: u32) -> usize {
-    usize::try_from(i).expect("usize holds 32 bits")
-}
-
 /// Bits 0 to 15.
 #[inline]
 const fn lo16(word: u64) -> u16 {
     let b = word.to_le_bytes();
     u16::from_le_bytes([b[0], b[1]])
-}
-
-/// Bits 0 to 31.
-#[inline]
-const fn lo32(word: u64) -> u32 {
-    let b = word.to_le_bytes();
-    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ mod wire;
 
 use std::fmt;
 
+use crate::bits::{index, lo32};
+
 pub use crate::Armed;
 pub use ctrl::{BackCtrl, FrontCtrl};
 pub use page::SmartPoll;
@@ -154,22 +156,9 @@ pub fn modelled_page(slots: usize, slot_len: usize) -> shm::Area {
     shm::Area::modelled_words(SLOTS + slots * slot_len, &[], &words, &[SMARTPOLL_ACTIVE])
 }
 
-/// An in-memory index; `u32` fits `usize` on every machine we build for.
-#[inline]
-fn index(i: u32) -> usize {
-    usize::try_from(i).expect("usize holds 32 bits")
-}
-
 /// Bits 0 to 15.
 #[inline]
 const fn lo16(word: u32) -> u16 {
     let b = word.to_le_bytes();
     u16::from_le_bytes([b[0], b[1]])
-}
-
-/// Bits 0 to 31.
-#[inline]
-const fn lo32(word: u64) -> u32 {
-    let b = word.to_le_bytes();
-    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }

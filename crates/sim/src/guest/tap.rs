@@ -117,10 +117,8 @@ impl Driver for Tap {
         recv(&self.queues[q], &mut [0_u8; 1][..], RecvFlags::PEEK).is_ok()
     }
 
-    fn unfinished(&self, q: usize, note: &mut dyn FnMut(String)) {
-        if self.has_received(q) {
-            note("received frames not read".into());
-        }
+    fn unfinished(&self, q: usize, note: &mut dyn FnMut(bool, String)) {
+        note(self.has_received(q), "received frames not read".into());
     }
 
     fn has_room(&self, q: usize, _: u64) -> bool {

@@ -116,6 +116,29 @@ fn format(random: &mut Random) -> Format {
     }
 }
 
+/// Length of each receive buffer, which consists of `pieces`; there are `chains` of them.
+fn rx_len(
+    format: &Format,
+    few_buffers: bool,
+    pieces: u64,
+    chains: u64,
+    random: &mut Random,
+) -> u64 {
+    if format.mergeable {
+        // All buffers together hold any frame, or every descriptor is in a buffer, so that the
+        // switch sees that they never will. Otherwise it would wait indefinitely for room.
+        let most = [2048, 400][random.index(2)];
+        let all = if pieces == 1 && random.one_in(2) { 0 } else { ROOM.div_ceil(chains) };
+        random
+            .within(100..if few_buffers { 200 } else { most })
+            .max(all)
+            .next_multiple_of(pieces)
+            .min(ROOM)
+    } else {
+        [1600, ROOM, ROOM, 300][random.index(4)]
+    }
+}
+
 /// Creates guest `index`; `few_buffers`: with little room to receive.
 pub(crate) fn new(
     index: usize,
@@ -144,20 +167,7 @@ pub(crate) fn new(
         .collect();
     let least = pairs.iter().map(|[_, rx]| u64::from(rx.0.size)).min().expect("one at least");
     let rx_pieces = rx_pieces.min(least);
-    let chains = least / rx_pieces;
-    let rx_len = if format.mergeable {
-        // All buffers together hold any frame, or every descriptor is in a buffer, so that the
-        // switch sees that they never will. Otherwise it would wait indefinitely for room.
-        let most = [2048, 400][random.index(2)];
-        let all = if rx_pieces == 1 && random.one_in(2) { 0 } else { ROOM.div_ceil(chains) };
-        random
-            .within(100..if few_buffers { 200 } else { most })
-            .max(all)
-            .next_multiple_of(rx_pieces)
-            .min(ROOM)
-    } else {
-        [1600, ROOM, ROOM, 300][random.index(4)]
-    };
+    let rx_len = rx_len(&format, few_buffers, rx_pieces, least / rx_pieces, random);
     let link = Link { memory: Arc::clone(&memory), features, format, pairs: pairs.clone() };
     let pair = |(i, layouts)| Pair::new(i, layouts, &memory, features, rx_pieces);
     let pairs = (0_u64..).zip(pairs).map(pair).collect();
@@ -328,13 +338,8 @@ impl Driver for Virtio {
         self.pairs[q].rx.has_used()
     }
 
-    fn unfinished(&self, q: usize, note: &mut dyn FnMut(String)) {
+    fn unfinished(&self, q: usize, note: &mut dyn FnMut(bool, String)) {
         let pair = &self.pairs[q];
-        let mut note = |some: bool, what: String| {
-            if some {
-                note(what);
-            }
-        };
         let flight = pair.tx_flight.len();
         note(flight > 0, format!("{flight} transmit buffers not returned"));
         note(pair.tx.has_used(), "used transmit buffers not taken".into());

@@ -337,13 +337,8 @@ impl Driver for Xen {
         self.queues[q].rx.has_responses()
     }
 
-    fn unfinished(&self, q: usize, note: &mut dyn FnMut(String)) {
+    fn unfinished(&self, q: usize, note: &mut dyn FnMut(bool, String)) {
         let queue = &self.queues[q];
-        let mut note = |some: bool, what: String| {
-            if some {
-                note(what);
-            }
-        };
         let flight = queue.tx_flight.len();
         note(flight > 0, format!("{flight} transmit buffers not returned"));
         note(queue.tx.has_responses(), "transmit responses not taken".into());

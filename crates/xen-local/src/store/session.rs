@@ -201,12 +201,14 @@ impl Session {
             return Err(Errno::Enoent);
         }
         match kind {
-            Kind::Directory | Kind::DirectoryPart | Kind::Read | Kind::GetPerms => {
-                self.node(kind, tx_id, payload, world)
-            }
-            Kind::Write | Kind::Mkdir | Kind::Rm | Kind::SetPerms => {
-                self.node(kind, tx_id, payload, world)
-            }
+            Kind::Directory
+            | Kind::DirectoryPart
+            | Kind::Read
+            | Kind::GetPerms
+            | Kind::Write
+            | Kind::Mkdir
+            | Kind::Rm
+            | Kind::SetPerms => self.node(kind, tx_id, payload, world),
             Kind::Watch => self.watch(payload),
             Kind::Unwatch => self.unwatch(payload),
             Kind::ResetWatches => {

@@ -314,6 +314,31 @@ impl Ends {
         tell
     }
 
+    /// Takes what there is and answers up to `answers` packets; arms if there is nothing. Returns
+    /// how many it took.
+    pub fn step(&mut self, answers: usize, asleep: &mut bool) -> usize {
+        let got = self.take_all();
+        for _ in 0..answers.min(self.held) {
+            self.answer(status::OKAY);
+        }
+        if got == 0 && self.held == 0 {
+            *asleep = self.tx.arm() == ::ring::xen::Armed::Armed;
+        }
+        got
+    }
+
+    /// Takes what there is, and answers one packet, or arms if there is none. Returns how many it
+    /// took.
+    pub fn answer_or_arm(&mut self, asleep: &mut bool) -> usize {
+        let got = self.take_all();
+        if self.held == 0 {
+            *asleep = self.tx.arm() == ::ring::xen::Armed::Armed;
+        } else {
+            self.answer(status::OKAY);
+        }
+        got
+    }
+
     /// Puts a packet on the rx ring, with `each` bytes per page.
     pub fn give(&mut self, flags: u16, gso: Option<Gso>, bytes: &[u8], each: usize) -> bool {
         self.rx.available().unwrap();

@@ -11,6 +11,11 @@ use crate::stage::{
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// Commands of ovs-vsctl that make a bridge with two ports.
+const BRIDGE: &str = "\
+    add-br br0 -- set bridge br0 datapath_type=netdev fail-mode=standalone \
+    -- add-port br0 v0 -- set interface v0 type=dpdkvhostuser \
+    -- add-port br0 v1 -- set interface v1 type=dpdkvhostuser";
 /// `pmd-maxsleep` of Open vSwitch where its poll thread may sleep, in us.
 const OVS_SLEEP_US: u32 = 500;
 /// Program of rust-vmm's vhost-user back-end: one port to one TAP interface.
@@ -209,17 +214,7 @@ impl Sockets {
             let words = [&["ovs-vsctl", &to, "--timeout=30"], words].concat();
             run("ovs-vsctl", &words)?.finish(40.0)
         };
-        let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
-        let settings = [
-            ("dpdk-init", "true".into()),
-            // Otherwise it allocates 700 MiB at start, and again when a guest connects.
-            ("per-port-memory", "true".into()),
-            ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
-            ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
-            ("pmd-maxsleep", sleep_us.to_string()),
-            ("dpdk-extra", format!("--no-pci {}", memory())),
-        ];
-        let settings = settings.map(|(key, value)| format!("other_config:{key}=\"{value}\""));
+        let settings = ovs_settings(stage, sleep_us);
         let mut set = vec!["--no-wait", "set", "Open_vSwitch", "."];
         set.extend(settings.iter().map(String::as_str));
         ctl(&["--no-wait", "init"])?;
@@ -228,16 +223,7 @@ impl Sockets {
         let mut daemon = run("ovs", &[OVS_DPDK, &remote, &control, &log])?;
         // Sockets are in its run folder, with the names of their ports.
         let paths = [0, 1].map(|i| folder.join(format!("v{i}")));
-        let mut add: Vec<String> =
-            "add-br br0 -- set bridge br0 datapath_type=netdev fail-mode=standalone"
-                .split_whitespace()
-                .map(String::from)
-                .collect();
-        for i in 0..paths.len() {
-            let words = format!("-- add-port br0 v{i} -- set interface v{i} type=dpdkvhostuser");
-            add.extend(words.split_whitespace().map(String::from));
-        }
-        let added = ctl(&add.iter().map(String::as_str).collect::<Vec<_>>());
+        let added = ctl(&BRIDGE.split_whitespace().collect::<Vec<_>>());
         // If the daemon has ended, report that error.
         daemon.check()?;
         added?;
@@ -255,6 +241,21 @@ impl Sockets {
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
         Ok(Self { ports, backend, _parts: parts })
     }
+}
+
+/// Settings of Open vSwitch's database; `sleep_us` is its `pmd-maxsleep`.
+fn ovs_settings(stage: &Stage, sleep_us: u32) -> [String; 6] {
+    let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
+    let settings = [
+        ("dpdk-init", "true".into()),
+        // Otherwise it allocates 700 MiB at start, and again when a guest connects.
+        ("per-port-memory", "true".into()),
+        ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
+        ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
+        ("pmd-maxsleep", sleep_us.to_string()),
+        ("dpdk-extra", format!("--no-pci {}", memory())),
+    ];
+    settings.map(|(key, value)| format!("other_config:{key}=\"{value}\""))
 }
 
 fn guest_ports(stage: &Stage) -> Vec<Port> {

@@ -188,7 +188,7 @@ fn limits_are_of_the_cpus_there_are() {
 #[test]
 fn several_machines_are_in_one_table_and_one_plot() {
     let all = [Made::new(&[1, 2], 1, 1).results, Made::new(&[1, 2, 4, 8], 8, 8).results];
-    let parts = Threads.together(&all);
+    let parts = tables::together(&all);
     let claims = table(&parts, "The original study's speed-up");
     let small = row(&claims, &["4 vcpus, pinned"]);
     assert!(matches!(small[column(&claims, "Balanced")], Value::Missing(_)));

@@ -3,44 +3,21 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use guest::{Connect, ConnectOptions, connect};
-use switch::forward::Mode;
 use switch::poll::{Costs, Policy};
 use xen_local::store::{Limits, Server};
 use xen_netif::back::Tree;
 use xen_netif::store::Store;
 
-use api::Config;
-
 use super::*;
-use crate::config::Origin;
-use crate::pool::Placement;
 use crate::run::Inherited;
 use crate::run::Options;
-use crate::spec::Access;
+use crate::run::tests::options;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
-    let options = Options {
-        config: Config::default(),
-        origin: Origin::default(),
-        include: None,
-        policy: Policy::Event,
-        call: Policy::Event,
-        workers: 1,
-        placement: Placement::Single,
-        cpus: Vec::new(),
-        mode: Mode::Switch,
-        control: Some(control),
-        http: None,
-        control_access: Access::default(),
-        control_write: false,
-        http_access: Access::default(),
-        // Limits the time to wait for an event.
-        duration: Some(Duration::from_secs(20)),
-        ageing_s: 300,
-        addresses_per_port: 16,
-        hints: false,
-    };
+    // Limits the time to wait for an event.
+    let duration = Some(Duration::from_secs(20));
+    let options = Options { duration, ..options(control) };
     System::new(options, Inherited::default(), None).unwrap()
 }
 

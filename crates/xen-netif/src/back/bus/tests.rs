@@ -53,14 +53,20 @@ fn vifs_are_added_and_removed() {
     assert_eq!(tokens, ["f3/1", "release", "vifs", "b3/1"]);
 }
 
-#[test]
-fn many_events_of_a_vif_cause_one_poll() {
+/// A bus that serves one vif.
+fn with_a_vif() -> (Bus<Counted>, Fake, Instant) {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
     let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
     bus.set_auto(&mut store).unwrap();
     serve(&mut bus, &mut store, now);
+    (bus, store, now)
+}
+
+#[test]
+fn many_events_of_a_vif_cause_one_poll() {
+    let (mut bus, mut store, now) = with_a_vif();
     let before = store.reads;
     let flood = ["f1/0", "b1/0"].into_iter().cycle().take(1000);
     bus.on_events(&mut store, flood, now).unwrap();
@@ -69,12 +75,7 @@ fn many_events_of_a_vif_cause_one_poll() {
 
 #[test]
 fn a_destroyed_domain_causes_a_poll_of_all_vifs() {
-    let (mut store, now) = (Fake::default(), Instant::now());
-    store.make_vif(1, 0);
-    let mut bus = Bus::default();
-    bus.start(&mut store, now).unwrap();
-    bus.set_auto(&mut store).unwrap();
-    serve(&mut bus, &mut store, now);
+    let (mut bus, mut store, now) = with_a_vif();
     store.rm("/local/domain/1");
     bus.on_events(&mut store, ["release"].into_iter(), now).unwrap();
     assert_eq!(store.states, [2, 5, 6]);
@@ -96,12 +97,7 @@ fn unknown_tokens_are_ignored() {
 
 #[test]
 fn changes_during_a_flood_are_read_in_time() {
-    let (mut store, now) = (Fake::default(), Instant::now());
-    store.make_vif(1, 0);
-    let mut bus = Bus::default();
-    bus.start(&mut store, now).unwrap();
-    bus.set_auto(&mut store).unwrap();
-    serve(&mut bus, &mut store, now);
+    let (mut bus, mut store, now) = with_a_vif();
     for _ in 0..1000 {
         bus.on_events(&mut store, ["f1/0"].into_iter(), now).unwrap();
     }
