@@ -87,7 +87,8 @@ fn described(study: &dyn Study) -> serde_json::Value {
         .facts()
         .original
         .map(|original| json!({"source": original.source, "claim": original.claim}));
-    json!({"name": study.facts().name, "about": study.facts().about, "seed": original, "scales": scales,
+    let (name, about) = (study.facts().name, study.facts().about);
+    json!({"name": name, "about": about, "seed": original, "scales": scales,
         "measures": measures.collect::<Vec<_>>()})
 }
 

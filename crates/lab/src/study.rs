@@ -74,7 +74,7 @@ pub struct Facts {
     pub takes_proto: bool,
     /// Programs that a cell of its plan calls.
     pub tools: &'static [&'static str],
-    /// Tables and plots of results of several machines, above those of each; `None`: there are none.
+    /// Tables and plots of results of several machines, above those of each; `None`: none.
     pub together: Option<fn(&[Results]) -> Vec<Part>>,
 }
 
