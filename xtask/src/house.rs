@@ -90,8 +90,8 @@ fn listed(files: &[(&str, usize)], functions: &[(&str, Function)]) -> String {
     text
 }
 
-/// Lines of each crate, by folder: tests are files in a `tests` folder or of that name, benches, and
-/// test modules at the end of a file.
+/// Lines of each crate, by folder. Tests are files in a `tests` folder or of that name, benches,
+/// and test modules at the end of a file.
 fn lines_of_crates(files: &BTreeMap<String, String>) -> BTreeMap<&str, Lines> {
     let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
     for (name, text) in rust(files) {
@@ -133,8 +133,8 @@ fn long_functions(files: &BTreeMap<String, String>) -> Vec<(&str, Function)> {
     long
 }
 
-/// All functions with a body of more than one line, in formatted code: a body ends at the brace with
-/// the indentation of the signature.
+/// All functions of formatted code: a body ends at the brace with the indentation of the
+/// signature.
 fn functions(text: &str) -> Vec<Function> {
     let code = code_of(text);
     let code: Vec<&str> = code.lines().collect();
@@ -188,10 +188,25 @@ mod tests {
 
     #[test]
     fn functions_end_at_their_own_brace() {
-        let text = "impl A {\n    pub(crate) const fn one(\n        &self,\n    ) -> u8 {\n        \
-                    if x {\n        }\n        1\n    }\n\n    fn declared(\n        &self,\n    );\n}\n\
-                    // fn none() {\nfn short() {}\n";
-        let found = functions(text);
+        let text = [
+            "impl A {",
+            "    pub(crate) const fn one(",
+            "        &self,",
+            "    ) -> u8 {",
+            "        if x {",
+            "        }",
+            "        1",
+            "    }",
+            "",
+            "    fn declared(",
+            "        &self,",
+            "    );",
+            "}",
+            "// fn none() {",
+            "fn short() {}",
+        ];
+        let text = text.join("\n");
+        let found = functions(&text);
         let shape: Vec<_> = found.iter().map(|f| (f.name.as_str(), f.at, f.lines)).collect();
         assert_eq!(shape, [("one", 2, 7), ("declared", 10, 3), ("short", 15, 1)]);
     }

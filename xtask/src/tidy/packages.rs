@@ -148,7 +148,8 @@ fn packages(metadata: &Value) -> Vec<Package> {
 impl Package {
     fn arrows(&self) -> Vec<Violation> {
         let Some((_, allowed)) = ARROWS.iter().find(|(room, _)| *room == self.room) else {
-            let what = "unknown crate: list its dependencies in xtask/src/tidy/packages.rs, with a design note";
+            let what = "unknown crate: list its dependencies in xtask/src/tidy/packages.rs, with a \
+                 design note";
             return vec![violation(Rule::Arrows, &self.room, what)];
         };
         let rooms = self.dependencies.iter().filter_map(|d| d.room.as_ref().map(|room| (room, d)));

@@ -48,7 +48,8 @@ const fn normal(name: &'static str, what: &'static str, remedy: &'static str) ->
 }
 
 const BROKEN: &str = "its driver is broken or hostile: update it, or remove the port";
-const FULL: &str = "give the receiving guest more CPU time, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
+const FULL: &str = "give the receiving guest more CPU time, or a longer receive ring (QEMU: \
+     rx_queue_size=1024), or hold=";
 const ABSENT: &str = "its memory is swapped out, not yet allocated, or freed by a hostile \
      front end: preallocate it";
 const RULES: &str = "the guest uses another address, forwards for others, or spoofs: add it \

@@ -161,7 +161,9 @@ fn link(port: &Value) -> Vec<Finding> {
             one(
                 "stalled",
                 format!("its guest has posted no receive buffers for {secs} s"),
-                "check whether the guest is paused, hung or without CPU time; otherwise restart its driver".into(),
+                "check whether the guest is paused, hung or without CPU time; otherwise restart \
+                 its driver"
+                    .into(),
             )
         }
         "up" => some_queues(port).into_iter().collect(),
@@ -318,7 +320,8 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         if own.contains(mac) {
             let what = format!("its address {mac} is at port {at} ({how}): frames for it go there");
             let remedy = format!(
-                "find the guest that uses it; restrict its port with mac=, then `pvswitch ctl fdb del {mac}`"
+                "find the guest that uses it; restrict its port with mac=, then `pvswitch ctl fdb \
+                 del {mac}`"
             );
             all.push(Finding::new(Limited, "address_elsewhere", what, remedy));
         } else if let Some(here) = here {
