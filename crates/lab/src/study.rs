@@ -59,6 +59,9 @@ pub struct Run<'a> {
     pub stage: &'a crate::stage::Stage,
 }
 
+/// Makes tables and plots of the results of several machines.
+pub type Together = fn(&[Results]) -> Vec<Part>;
+
 /// Constants of a study.
 pub struct Facts {
     /// Its name on the command line.
@@ -75,7 +78,7 @@ pub struct Facts {
     /// Programs that a cell of its plan calls.
     pub tools: &'static [&'static str],
     /// Tables and plots of results of several machines, above those of each; `None`: none.
-    pub together: Option<fn(&[Results]) -> Vec<Part>>,
+    pub together: Option<Together>,
 }
 
 /// A study. All of them are in [`crate::studies::ALL`].
