@@ -99,7 +99,7 @@ fn links_that_are_down_come_first_with_their_cause() {
     let case = down("unconnected").with(0, "last_error", json!("cannot map"));
     blocked(&case, "unconnected", &["its last error: cannot map"]);
     let case = down("unconnected").with(0, "kind", json!("vhost-user:/run/a,mode=client"));
-    blocked(&case, "unconnected", &["nobody listens"]);
+    blocked(&case, "unconnected", &["no process listens"]);
     blocked(&down("no-driver"), "no_driver", &["enabled no receive queue", "driver"]);
     blocked(&down("no-driver").with(0, "faults", json!(1)), "fault", &["broke the protocol"]);
     blocked(&down("drained"), "drained", &["pvswitch ctl drain a --off"]);
@@ -222,7 +222,7 @@ fn refusals_faults_and_errors() {
 #[test]
 fn waiting_frames_busy_workers_and_silence() {
     let held = Case::healthy().counter(0, "egress", "held", 0, 3);
-    check(&held, Rank::Note, "held", &["3 frames for its guest wait"]);
+    check(&held, Rank::Note, "held", &["3 frames held for its guest"]);
     let limited = Case::healthy().with(0, "rules", json!({ "rate-in": "100Mbit" })).counter(
         0,
         "ingress",
