@@ -214,8 +214,8 @@ fn bad_guests_are_refused_with_the_reason_and_change_nothing() {
     for (xml, reason) in [
         (String::new(), "malformed"),
         ("<domain><uuid>".into(), "malformed"),
-        ("<network/>".into(), "no <domain> with a <uuid>"),
-        ("<domain><uuid>../../etc/x</uuid></domain>".into(), "no <domain> with a <uuid>"),
+        ("<network/>".into(), "not a <domain> with a <uuid>"),
+        ("<domain><uuid>../../etc/x</uuid></domain>".into(), "not a <domain> with a <uuid>"),
         (
             of(&settings(1, "<vlan><tag id='4095'/></vlan>")),
             "is '4095', not a number from 1 to 4094",

@@ -308,8 +308,7 @@ impl Workers {
     fn decide(&mut self) -> usize {
         let mut moved = 0;
         for me in 0..self.workers {
-            let loads: Vec<Vec<(usize, u32)>> =
-                (0..self.workers).map(|w| self.served(w)).collect();
+            let loads: Vec<Vec<(usize, u32)>> = (0..self.workers).map(|w| self.served(w)).collect();
             let of = |queues: &Vec<(usize, u32)>| queues.iter().map(|(_, n)| n).sum::<u32>();
             let workers: Vec<u32> = loads.iter().map(|q| of(q).min(1000)).collect();
             let queues: Vec<u32> = loads[me].iter().map(|(_, n)| *n).collect();
