@@ -41,7 +41,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     step(
         "build",
         20,
@@ -61,6 +61,7 @@ const STEPS: [Step; 12] = [
     )
     .beside(),
     step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
+    step("qemu", 40, "rigs/run --quick qemu", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("lab", 30, "xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs).beside(),
     step(
         "loom",
@@ -98,7 +99,7 @@ const STEPS: [Step; 12] = [
         "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
-    step("rigs", 40, "rigs/run --quick --except xen", NO_ENV, "rigs/run", Kind::Rigs),
+    step("rigs", 40, "rigs/run --quick --except xen qemu", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
 const fn step(
