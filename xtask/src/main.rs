@@ -1,5 +1,5 @@
-//! Project tasks: `cargo xtask bench`, `ci`, `lab`, `test`, `settings`, `static`, `book`, `house` and
-//! `tidy`.
+//! Project tasks: `cargo xtask bench`, `ci`, `lab`, `test`, `settings`, `static`, `book`, `house`
+//! and `tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
