@@ -31,6 +31,8 @@ const LIMITS: Limits = Limits {
     value_len: 64,
     perms: 3,
     connections: 8,
+    // Of the server's thread, which is not part of the protocol.
+    cpu_per_mille: 1000,
 };
 /// Unsent bytes of a session (see its source): replies, and the longest of them.
 const UNSENT_MAX: usize = 64 * 1024 + HEADER_LEN + PAYLOAD_MAX;

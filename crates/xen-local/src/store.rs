@@ -1,10 +1,11 @@
 //! A xenstore server for machines without Xen: the real wire protocol over Unix sockets.
 //!
 //! One thread owns the `tree`, sleeps in epoll, and serves all connections. Each connection acts
-//! for a domain: domain 0 has full access, others are subject to permissions and [`Limits`]. Events
-//! caused by a domain's changes are delivered in parts of limited size (`events`), and no requests
-//! are read from the domain while too many are pending. No client can end the thread: an invalid
-//! message closes its connection, every other one gets a reply.
+//! for a domain: domain 0 has full access, others are subject to permissions and [`Limits`], and
+//! get a limited share of the thread's time (`shares`). Events caused by a domain's changes are
+//! delivered in parts of limited size (`events`), and no requests are read from the domain while
+//! too many are pending. No client can end the thread: an invalid message closes its connection,
+//! every other one gets a reply.
 //!
 //! Not supported: storage on disk, and the shared ring used by kernels.
 
@@ -12,9 +13,10 @@ mod connection;
 mod events;
 mod exchange;
 mod session;
+mod shares;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,13 +24,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use os::{Carries, Epoll, Listener, Permissions};
+use switch::time::Instant;
 use xen_netif::store::{Access, Perm, Store, StoreError};
 
 pub use self::exchange::{Exchange, Usage};
 
 use self::connection::Connection;
-use self::events::EventQueue;
+use self::events::EventQueues;
 use self::session::{Fired, World};
+use self::shares::Shares;
 use self::tree::Tree;
 
 /// Limits of a connection that does not act for domain 0; xenstored's defaults.
@@ -48,10 +52,12 @@ pub struct Limits {
     pub perms: usize,
     /// Connections of all sockets.
     pub connections: usize,
+    /// CPU time of the server for a domain, in thousandths of a CPU, after a burst of 100 ms.
+    pub cpu_per_mille: u64,
 }
 
 impl Limits {
-    /// Limits of xenstored for a guest.
+    /// Limits of xenstored for a guest, and a hundredth of a CPU.
     pub const XENSTORED: Self = Self {
         nodes: 1000,
         watches: 128,
@@ -60,6 +66,7 @@ impl Limits {
         value_len: 2048,
         perms: 5,
         connections: 64,
+        cpu_per_mille: shares::PER_MILLE,
     };
 }
 
@@ -95,8 +102,8 @@ impl Server {
         let service = Service::new(Arc::clone(&shared), epoll, limits);
         let thread = std::thread::Builder::new().name("xenstore".into());
         let run = move || {
-            // A client can keep this thread busy for milliseconds (a commit of many nodes); workers
-            // that share its CPU preempt it. Without the priority it runs like any other thread.
+            // A request can take milliseconds (a commit of many nodes); workers that share the CPU
+            // preempt it. Without the priority it runs like any other thread.
             let _ = rustix::process::nice(10);
             service.run();
         };
@@ -164,7 +171,11 @@ struct Service {
     listeners: BTreeMap<u64, (Listener, u16)>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
-    events: EventQueue,
+    events: EventQueues,
+    shares: Shares,
+    /// Connections whose requests are not read: their domain is in debt, or has too many pending
+    /// events.
+    paused: BTreeSet<u64>,
 }
 
 impl Service {
@@ -177,13 +188,15 @@ impl Service {
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             next: WAKE + 1,
-            events: EventQueue::default(),
+            events: EventQueues::default(),
+            shares: Shares::new(limits.cpu_per_mille),
+            paused: BTreeSet::new(),
         }
     }
 
     fn run(mut self) {
         // A failing epoll set is our bug; clients notice that their connections close.
-        while let Ok(ready) = self.epoll.wait(self.timeout()) {
+        while let Ok(ready) = self.epoll.wait(self.timeout(shares::now())) {
             for ready in ready {
                 if ready.tag == WAKE {
                     if !self.run_commands() {
@@ -195,13 +208,35 @@ impl Service {
                     self.serve(ready.tag, ready.readable);
                 }
             }
-            self.deliver_some();
+            let now = shares::now();
+            self.resume(now);
+            self.deliver_some(now);
         }
     }
 
-    /// Maximum time to sleep: none while events are pending.
-    fn timeout(&self) -> Option<Duration> {
-        (!self.events.is_empty()).then_some(Duration::ZERO)
+    /// Maximum time to sleep: until a domain in debt is served again, if something is pending.
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        let paused = self.paused.iter().filter_map(|tag| self.connections.get(tag));
+        // What is over the limit of events waits for events of its own domain.
+        let paused = paused.map(Connection::domid).filter(|d| !self.events.is_over_limit(*d));
+        let due =
+            |domid| self.shares.due(domid, now).map_or(Duration::ZERO, |at| (at - now).into());
+        self.events.domains().chain(paused).map(due).min()
+    }
+
+    /// Whether nothing is to be done for a domain now.
+    fn is_held(&self, domid: u16, now: Instant) -> bool {
+        self.events.is_over_limit(domid) || self.shares.due(domid, now).is_some()
+    }
+
+    /// Reads requests again of connections that may be served.
+    fn resume(&mut self, now: Instant) {
+        let may =
+            |tag: &u64| self.connections.get(tag).is_none_or(|c| !self.is_held(c.domid(), now));
+        for tag in self.paused.iter().copied().filter(may).collect::<Vec<_>>() {
+            self.paused.remove(&tag);
+            self.serve(tag, true);
+        }
     }
 
     /// Runs pending commands. Returns whether to continue.
@@ -246,11 +281,20 @@ impl Service {
 
     /// Reads, runs and replies to requests; then delivers events of their changes.
     fn serve(&mut self, tag: u64, readable: bool) {
-        let Some(connection) = self.connections.get_mut(&tag) else { return };
-        let domid = connection.domid();
-        if connection.is_listened() && self.events.is_over_limit(domid) {
+        let now = shares::now();
+        let Some(connection) = self.connections.get(&tag) else { return };
+        let (domid, is_limited) = (connection.domid(), connection.is_listened());
+        if is_limited && self.is_held(domid, now) {
+            // Without an interest in input, this is a hang-up.
+            if readable && !self.paused.insert(tag) {
+                self.remove(tag);
+            } else {
+                self.flush(tag);
+            }
             return;
         }
+        let before = shares::used();
+        let Some(connection) = self.connections.get_mut(&tag) else { return };
         let mut fired = Vec::new();
         let mut released = Vec::new();
         let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
@@ -259,14 +303,23 @@ impl Service {
             fired.extend(self.tree.remove_domain(domid).into_iter().map(Fired::Node));
             // Their connections must not act for the next domain with that number.
             self.connections.retain(|t, c| *t == tag || !c.is_of(domid));
+            self.paused.retain(|tag| self.connections.contains_key(tag));
         }
         if !alive {
-            self.connections.remove(&tag);
+            self.remove(tag);
         }
         self.deliver(fired, domid);
         if let Some(connection) = self.connections.get(&tag) {
-            connection.poll_for(&self.epoll, tag);
+            connection.poll_for(&self.epoll, tag, true);
         }
+        if is_limited {
+            self.shares.charge(domid, shares::used() - before, now);
+        }
+    }
+
+    fn remove(&mut self, tag: u64) {
+        self.connections.remove(&tag);
+        self.paused.remove(&tag);
     }
 
     /// Delivers events of changes by domain `by` to clients in this process at once, and queues
@@ -289,11 +342,14 @@ impl Service {
         self.events.add(fired, by, later);
     }
 
-    /// Delivers some of the queued events. Returns the number of steps.
-    fn deliver_some(&mut self) -> usize {
-        let mut done = 0;
+    /// Delivers some of the queued events of one domain. Returns the number of steps.
+    fn deliver_some(&mut self, now: Instant) -> usize {
+        let Some(by) = self.events.turn(|domid| self.shares.due(domid, now).is_none()) else {
+            return 0;
+        };
+        let (before, mut done) = (shares::used(), 0);
         while done < events::STEPS
-            && let Some((tag, fired)) = self.events.next()
+            && let Some((tag, fired)) = self.events.next(by)
         {
             let mut cost = 1;
             if let Some(connection) = self.connections.get_mut(&tag) {
@@ -301,19 +357,20 @@ impl Service {
                 connection.fire(fired);
             }
             done += cost;
-            if let Some(tag) = self.events.advance() {
+            if let Some(tag) = self.events.advance(by) {
                 self.flush(tag);
             }
         }
+        self.shares.charge(by, shares::used() - before, now);
         done
     }
 
     fn flush(&mut self, tag: u64) {
         let Some(connection) = self.connections.get_mut(&tag) else { return };
         if connection.flush() {
-            connection.poll_for(&self.epoll, tag);
+            connection.poll_for(&self.epoll, tag, !self.paused.contains(&tag));
         } else {
-            self.connections.remove(&tag);
+            self.remove(tag);
         }
     }
 }

@@ -94,10 +94,11 @@ impl Connection {
         self.session.fire(fired);
     }
 
-    /// Has epoll report the events that are of use now.
-    pub fn poll_for(&self, epoll: &Epoll, tag: u64) {
+    /// Has epoll report the events that are of use now; `reads`: requests are read.
+    pub fn poll_for(&self, epoll: &Epoll, tag: u64, reads: bool) {
         let unsent = !self.session.unsent.is_empty();
+        let input = reads && self.session.accepts_input();
         // This cannot fail for a descriptor in the set.
-        let _ = epoll.change(self.socket.as_fd(), tag, self.session.accepts_input(), unsent);
+        let _ = epoll.change(self.socket.as_fd(), tag, input, unsent);
     }
 }
