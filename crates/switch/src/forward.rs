@@ -233,6 +233,8 @@ pub struct Forwarder {
     scratch: offload::Scratch,
     /// Rules of ports, if any port has some.
     tenants: Option<Arc<Tenants>>,
+    /// Whether a frame of the burst has a tag, if there are rules.
+    has_tagged: bool,
     /// Kept for their allocations.
     retagged: tenants::Retagged,
     /// Cost of the burst so far.
@@ -277,6 +279,7 @@ impl Forwarder {
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
             tenants: None,
+            has_tagged: false,
             retagged: tenants::Retagged::default(),
             made: bounds::Made::default(),
             copies: span::Copies::default(),
@@ -420,6 +423,7 @@ impl Forwarder {
         now: Instant,
     ) {
         let tenants = if RULED { tenants } else { None };
+        let mut rules = tenants.map(|tenants| tenants.sender(from.port));
         let now_s = now.periods(Ns::from_secs(1)) as u32;
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
@@ -436,9 +440,9 @@ impl Forwarder {
                 from.stats.drops_runt.add(1);
                 continue;
             };
-            let (vlan, vid) = match tenants {
+            let (vlan, vid) = match &mut rules {
                 None => (flow::vlan_id(head), 0),
-                Some(rules) => match rules.admit(from.port, head, &burst.frames[i], &from.stats) {
+                Some(rules) => match rules.admit(head, &burst.frames[i], &from.stats) {
                     Some(Admitted { key, vid }) => (key, vid),
                     None => continue,
                 },
@@ -458,7 +462,7 @@ impl Forwarder {
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to)
-                    if tenants.is_some_and(|t| !t.may_reach(from.port, to, vid, &from.stats)) => {}
+                    if rules.as_mut().is_some_and(|r| !r.may_reach(to, vid, &from.stats)) => {}
                 Some(to) => {
                     if !self.made.takes(&burst.frames[i], i == 0) {
                         left = Some(i);
@@ -490,6 +494,7 @@ impl Forwarder {
                 }
             }
         }
+        self.has_tagged = rules.is_some_and(|rules| rules.has_tagged());
         if let Some(i) = left {
             burst.leave(i);
         }

@@ -11,17 +11,16 @@
 //! ```
 
 mod security;
+mod sender;
 mod vlan;
 
 use std::sync::Arc;
 
 pub use self::security::{Refusal, Security};
+pub(crate) use self::sender::Admitted;
 pub(crate) use self::vlan::RETAGGED_LEN;
 pub use self::vlan::{Tagging, Vids, Vlan};
 use crate::fdb::PortId;
-use crate::flow;
-use crate::frame::Frame;
-use crate::stats::IngressStats;
 
 /// Rules of one port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,15 +49,6 @@ pub struct Tenants {
     vlans: bool,
 }
 
-/// VLAN of a frame that its port may send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Admitted {
-    /// VLAN in which its destination is looked up.
-    pub key: u16,
-    /// VLAN that its destinations must carry.
-    pub vid: u16,
-}
-
 impl Tenants {
     /// Collects rules by port id; `None` if no port has any.
     pub fn new(ports: Vec<Option<Arc<Rules>>>) -> Option<Arc<Self>> {
@@ -72,52 +62,9 @@ impl Tenants {
         self.ports.get(usize::from(port.0))?.as_deref()
     }
 
-    /// Applies the rules of the ingress port to a frame; `None`: it is dropped and counted.
-    pub(crate) fn admit(
-        &self,
-        from: PortId,
-        head: &[u8],
-        frame: &Frame,
-        stats: &IngressStats,
-    ) -> Option<Admitted> {
-        let Some(rules) = self.of(from) else {
-            let vid = Vlan::Transparent.classify(head)?;
-            return Some(Admitted { key: flow::vlan_id(head), vid });
-        };
-        let Some(vid) = rules.vlan.classify(head) else {
-            stats.drops_vlan.add(1);
-            return None;
-        };
-        if let Some(security) = &rules.security
-            && let Err(refusal) = security.check(head, frame.len, &frame.hdr)
-        {
-            refusal.counter(stats).add(1);
-            return None;
-        }
-        let key = if rules.vlan == Vlan::Transparent { flow::vlan_id(head) } else { vid };
-        Some(Admitted { key, vid })
-    }
-
     /// Whether a frame of VLAN `vid` may pass from one port to another.
     pub(crate) fn reaches(&self, from: PortId, to: PortId, vid: u16) -> bool {
         !self.isolates(from, to) && self.vlan(to).carries(vid)
-    }
-
-    /// The same for a frame to one port: if not, it is counted as dropped.
-    pub(crate) fn may_reach(
-        &self,
-        from: PortId,
-        to: PortId,
-        vid: u16,
-        stats: &IngressStats,
-    ) -> bool {
-        if self.isolates(from, to) {
-            stats.drops_isolated.add(1);
-            return false;
-        }
-        let carries = self.vlan(to).carries(vid);
-        stats.drops_vlan.add(u64::from(!carries));
-        carries
     }
 
     /// Whether both ports are isolated.
@@ -143,6 +90,11 @@ impl Tenants {
 #[inline]
 pub(crate) fn tagging(from: &Vlan, to: &Vlan, head: &[u8]) -> Tagging {
     from.classify(head).map_or(Tagging::Keep, |vid| to.tagging(vid, head))
+}
+
+/// The same for every frame without a tag.
+pub(crate) fn untagged_tagging(from: &Vlan, to: &Vlan) -> Tagging {
+    tagging(from, to, &[])
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::fdb::PortId;
 use crate::flow;
 use crate::frame::Burst;
 use crate::offload;
-use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging};
+use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging, untagged_tagging};
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
 
@@ -37,6 +37,7 @@ impl Forwarder {
         }
         burst.snapshot();
         let at = self.group_for(to, from.queue % active);
+        let mut sender = tenants.sender(from.port);
         for i in 0..burst.frames.len() {
             if burst.is_excluded(i) {
                 continue;
@@ -50,9 +51,9 @@ impl Forwarder {
                 from.stats.drops_bad_source.add(1);
                 continue;
             }
-            let admitted = tenants.admit(from.port, head, frame, &from.stats);
+            let admitted = sender.admit(head, frame, &from.stats);
             let Some(Admitted { vid, .. }) = admitted else { continue };
-            if !tenants.may_reach(from.port, to, vid, &from.stats) {
+            if !sender.may_reach(to, vid, &from.stats) {
                 continue;
             }
             if !self.made.takes(frame, i == 0) {
@@ -61,6 +62,7 @@ impl Forwarder {
             }
             self.groups[at].picks.push(i as u16);
         }
+        self.has_tagged = sender.has_tagged();
     }
 
     /// Delivers a group of which some frames need another tag: as a burst of its own, whose heads
@@ -74,12 +76,16 @@ impl Forwarder {
     ) -> bool {
         let Some(tenants) = self.tenants.clone() else { return false };
         let (own, to) = (tenants.vlan(from.port), tenants.vlan(group.port));
-        let tagging = |i: usize, burst: &Burst<'_>| tagging(own, to, burst.head(i));
         if *own == Vlan::Transparent && *to == Vlan::Transparent {
             return false;
         }
+        // The same for all frames, unless the burst has frames with tags.
+        let same = (!self.has_tagged).then(|| untagged_tagging(own, to));
+        let tagging =
+            |i: usize, burst: &Burst<'_>| same.unwrap_or_else(|| tagging(own, to, burst.head(i)));
         let picks = || group.picks.iter().map(|pick| usize::from(*pick));
-        if picks().all(|i| tagging(i, burst) == Tagging::Keep) {
+        let keeps = |i| tagging(i, burst) == Tagging::Keep;
+        if same == Some(Tagging::Keep) || picks().all(keeps) {
             return false;
         }
         burst.fetch(picks());

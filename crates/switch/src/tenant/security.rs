@@ -35,7 +35,7 @@ const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// Addresses that a port's peer may use, and what else it may send.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Security {
     /// MAC addresses; empty: any.
     macs: Vec<[u8; 6]>,
@@ -45,6 +45,20 @@ pub struct Security {
     locks_ip: bool,
     dhcp_server: bool,
     router: bool,
+    /// `None`: no frame is usual.
+    usual: Option<Usual>,
+}
+
+/// Bytes 6 to 29 of usual frames, as words in memory order: those of `mask` are those of `value`.
+///
+/// ```text
+///   | source MAC | 0800 | 45 .. .... .... | fragment | .. .. checksum | source IP |
+///   6            12     14                20         22               26          30
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Usual {
+    mask: [u64; 3],
+    value: [u64; 3],
 }
 
 /// Why a frame is refused.
@@ -99,11 +113,15 @@ impl Security {
     pub fn new(macs: &[[u8; 6]], ips: &[IpAddr], dhcp_server: bool, router: bool) -> Self {
         let v4 = ips.iter().filter_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
         let v6 = ips.iter().filter_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
+        let v4: Vec<u32> = v4.map(u32::from).collect();
+        let locks_ip = !ips.is_empty();
+        let is_usual_possible = !v4.is_empty() || !locks_ip;
         Self {
             macs: macs.to_vec(),
-            v4: v4.map(u32::from).collect(),
+            usual: is_usual_possible.then(|| Usual::new(macs.first(), v4.first())),
+            v4,
             v6: v6.map(u128::from).collect(),
-            locks_ip: !ips.is_empty(),
+            locks_ip,
             dhcp_server,
             router,
         }
@@ -119,37 +137,20 @@ impl Security {
         self.macs.contains(&mac)
     }
 
+    /// Whether a frame is of the kind that most are, and permitted: untagged TCP or UDP over IPv4
+    /// from the first addresses, without offloads, options, fragments or ports of DHCP. All such
+    /// frames pass [`check`](Self::check).
+    #[inline]
+    pub(super) fn is_usual(&self, head: &[u8], hdr: &VnetHdr) -> bool {
+        let (Some(usual), Some(head)) = (&self.usual, head.first_chunk()) else { return false };
+        usual.matches(head) && hdr.is_plain()
+    }
+
     /// Checks a frame of `len` bytes with this private head.
     ///
     /// # Errors
     /// [`Refusal`]: the frame is to be dropped.
-    #[inline]
     pub fn check(&self, head: &[u8], len: u32, hdr: &VnetHdr) -> Result<(), Refusal> {
-        if self.is_usual(head, hdr) { Ok(()) } else { self.check_all(head, len, hdr) }
-    }
-
-    /// Whether a frame is of the kind that most are, and permitted: untagged TCP or UDP over IPv4
-    /// from the first addresses, without offloads, options, fragments or ports of DHCP.
-    #[inline]
-    fn is_usual(&self, head: &[u8], hdr: &VnetHdr) -> bool {
-        let Some(head) = head.first_chunk::<38>() else { return false };
-        let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-        let mac_is_first = self.macs.first().is_none_or(|mac| *mac == head[6..12]);
-        let ip = [head[26], head[27], head[28], head[29]];
-        let ip_is_first = match self.v4.first() {
-            Some(first) => *first == u32::from_be_bytes(ip),
-            None => !self.locks_ip,
-        };
-        let has_usual_form = head[12..15] == [8, 0, 0x45] && word(20) & 0x3fff == 0;
-        let proto = head[23];
-        // 67 and 68 are the only ports with a rule.
-        let has_usual_ports = proto == PROTO_TCP
-            || proto == PROTO_UDP && !matches!(word(34), 67 | 68) && !matches!(word(36), 67 | 68);
-        mac_is_first && ip_is_first && has_usual_form && has_usual_ports && hdr.is_plain()
-    }
-
-    #[inline(never)]
-    fn check_all(&self, head: &[u8], len: u32, hdr: &VnetHdr) -> Result<(), Refusal> {
         let src = src_mac(head).ok_or(Refusal::Unchecked)?;
         if !self.permits_mac(src) {
             return Err(Refusal::Mac);
@@ -165,6 +166,44 @@ impl Security {
             _ if self.locks_ip => Err(Refusal::Protocol),
             _ => packet.check_csum(net.at),
         }
+    }
+}
+
+impl Usual {
+    /// Frames from these addresses, or from any.
+    fn new(mac: Option<&[u8; 6]>, ip: Option<&u32>) -> Self {
+        let (mut mask, mut value) = ([0; 24], [0; 24]);
+        let mut fix = |at: usize, bytes: &[u8], bits: &[u8]| {
+            value[at - 6..][..bytes.len()].copy_from_slice(bytes);
+            mask[at - 6..][..bits.len()].copy_from_slice(bits);
+        };
+        if let Some(mac) = mac {
+            fix(6, mac, &[0xff; 6]);
+        }
+        // IPv4, header of 20 bytes.
+        fix(12, &[8, 0, 0x45], &[0xff; 3]);
+        // Neither more fragments nor an offset.
+        fix(20, &[0, 0], &[0x3f, 0xff]);
+        if let Some(ip) = ip {
+            fix(26, &ip.to_be_bytes(), &[0xff; 4]);
+        }
+        Self { mask: words(&mask), value: words(&value) }
+    }
+
+    /// Whether the first bytes of a frame are those of a usual one.
+    #[inline]
+    fn matches(&self, head: &[u8; 38]) -> bool {
+        let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let Some(fixed) = head[6..].first_chunk() else { return false };
+        let (words, Self { mask, value }) = (words(fixed), self);
+        let differs = (words[0] ^ value[0]) & mask[0]
+            | (words[1] ^ value[1]) & mask[1]
+            | (words[2] ^ value[2]) & mask[2];
+        let proto = head[23];
+        // 67 and 68 are the only ports with a rule.
+        let has_usual_ports = proto == PROTO_TCP
+            || proto == PROTO_UDP && !matches!(word(34), 67 | 68) && !matches!(word(36), 67 | 68);
+        differs == 0 && has_usual_ports
     }
 }
 
@@ -396,6 +435,13 @@ impl Packet<'_> {
         }
         None
     }
+}
+
+/// 24 bytes as words in memory order.
+#[inline]
+fn words(bytes: &[u8; 24]) -> [u64; 3] {
+    let word = |at| bytes[at..].first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+    [word(0), word(8), word(16)]
 }
 
 /// The link-local address of an interface (RFC 4291, appendix A).

@@ -81,7 +81,8 @@ pub enum Tagging {
 }
 
 /// Control field of the outermost tag.
-fn tci(head: &[u8]) -> Option<u16> {
+#[inline]
+pub(super) fn tci(head: &[u8]) -> Option<u16> {
     if be16(head, TAG_AT)? == ETHERTYPE_VLAN { be16(head, TAG_AT + 2) } else { None }
 }
 
