@@ -48,7 +48,7 @@ use crate::offload;
 use crate::port::{Egress, Fault, Steer};
 use crate::stats::IngressStats;
 use crate::steering::Steering;
-use crate::tenant::{Admitted, Tenants};
+use crate::tenant::{Admitted, Sender, Tenants};
 use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, VnetHdr};
@@ -410,20 +410,21 @@ impl Forwarder {
         tenants: &Tenants,
         now: Instant,
     ) {
-        self.switch::<true>(from, burst, Some(tenants), now);
+        let mut rules = tenants.sender(from.port);
+        self.switch::<true>(from, burst, Some(&mut rules), now);
+        self.has_tagged = rules.has_tagged();
     }
 
-    /// `RULED`: there are `tenants`. Without them, the loop has no trace of rules.
+    /// `RULED`: there are `rules`. Without them, the loop has no trace of rules.
     #[inline(always)]
     fn switch<const RULED: bool>(
         &mut self,
         from: &Source,
         burst: &mut Burst<'_>,
-        tenants: Option<&Tenants>,
+        rules: Option<&mut Sender<'_>>,
         now: Instant,
     ) {
-        let tenants = if RULED { tenants } else { None };
-        let mut rules = tenants.map(|tenants| tenants.sender(from.port));
+        let mut rules = if RULED { rules } else { None };
         let now_s = now.periods(Ns::from_secs(1)) as u32;
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
@@ -485,7 +486,7 @@ impl Forwarder {
                     from,
                     (i, &burst.frames[i]),
                     (&mut flow, vlan),
-                    tenants.map(|t| (t, vid)),
+                    rules.as_ref().map(|rules| (rules.tenants(), vid)),
                     now,
                 ) => {}
                 None => {
@@ -494,7 +495,6 @@ impl Forwarder {
                 }
             }
         }
-        self.has_tagged = rules.is_some_and(|rules| rules.has_tagged());
         if let Some(i) = left {
             burst.leave(i);
         }

@@ -17,7 +17,7 @@ mod vlan;
 use std::sync::Arc;
 
 pub use self::security::{Refusal, Security};
-pub(crate) use self::sender::Admitted;
+pub(crate) use self::sender::{Admitted, Sender};
 pub(crate) use self::vlan::RETAGGED_LEN;
 pub use self::vlan::{Tagging, Vids, Vlan};
 use crate::fdb::PortId;

@@ -48,9 +48,14 @@ impl Tenants {
     }
 }
 
-impl Sender<'_> {
+impl<'t> Sender<'t> {
+    /// The rules of all ports.
+    pub fn tenants(&self) -> &'t Tenants {
+        self.tenants
+    }
+
     /// Applies the rules to a frame; `None`: it is dropped and counted.
-    #[inline]
+    #[inline(always)]
     pub fn admit(&mut self, head: &[u8], frame: &Frame, stats: &IngressStats) -> Option<Admitted> {
         let is_usual = match self.security {
             None => !matches!(be16(head, 12), Some(ETHERTYPE_VLAN | ETHERTYPE_QINQ)),
