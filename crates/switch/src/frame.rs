@@ -86,6 +86,27 @@ impl<'m> Burst<'m> {
         self.frames.push(Frame { seg_first, seg_count, len, hdr });
     }
 
+    /// Adds a frame of `len` bytes, whose segments are those after the last frame's, and its
+    /// snapshot: `head`, which is private, and what it lacks from the segments. All frames before
+    /// it must have been added in this way.
+    #[inline]
+    pub(crate) fn push_parsed(&mut self, head: &[u8], len: u32, hdr: VnetHdr) {
+        debug_assert_eq!(self.snapshot_of, self.frames.len(), "every frame has its snapshot");
+        let last = self.frames.last();
+        let first = last.map_or(0, |f| f.seg_first as usize + usize::from(f.seg_count));
+        self.push_at(first, self.segs.len() - first, len, hdr);
+        if self.heads.len() == self.snapshot_of {
+            self.heads.push([0; HEAD_LEN]);
+        }
+        let out = &mut self.heads[self.snapshot_of];
+        let n = head.len().min(HEAD_LEN);
+        out[..n].copy_from_slice(&head[..n]);
+        if n < HEAD_LEN && len as usize > n {
+            read_head(&self.segs[first..], out);
+        }
+        self.snapshot_of += 1;
+    }
+
     /// Replaces the header of frame `i`.
     pub fn set_hdr(&mut self, i: usize, hdr: VnetHdr) {
         self.has_offloads |= !hdr.is_plain();
@@ -271,13 +292,7 @@ impl<'m> Burst<'m> {
         }
         for (frame, head) in self.frames.iter().zip(&mut self.heads) {
             let first = frame.seg_first as usize;
-            let mut at = 0;
-            for seg in &self.segs[first..first + usize::from(frame.seg_count)] {
-                at += seg.read(&mut head[at..]);
-                if at == HEAD_LEN {
-                    break;
-                }
-            }
+            read_head(&self.segs[first..first + usize::from(frame.seg_count)], head);
         }
         self.snapshot_of = self.frames.len();
     }
@@ -338,6 +353,18 @@ impl<'m> Burst<'m> {
         // Collecting an empty vector in place keeps its allocation.
         let segs = segs.into_iter().map(|_| Seg::EMPTY).collect();
         Burst { frames, segs, heads, copies: copies.recycle(), ..Burst::default() }
+    }
+}
+
+/// Copies the first bytes of a frame.
+#[inline]
+fn read_head(segs: &[Seg<'_>], head: &mut [u8; HEAD_LEN]) {
+    let mut at = 0;
+    for seg in segs {
+        at += seg.read(&mut head[at..]);
+        if at == HEAD_LEN {
+            break;
+        }
     }
 }
 

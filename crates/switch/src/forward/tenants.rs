@@ -9,7 +9,6 @@ use crate::frame::Burst;
 use crate::offload;
 use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging, untagged_tagging};
 use crate::time::Instant;
-use crate::vnet::VnetHdr;
 
 /// Memory for frames whose tags change, empty between groups.
 #[derive(Default)]
@@ -17,8 +16,6 @@ pub(super) struct Retagged {
     burst: Burst<'static>,
     /// Heads with their new tags.
     heads: Vec<[u8; RETAGGED_LEN]>,
-    /// For each: index of its frame in the original burst, length, offload request, change.
-    frames: Vec<(usize, usize, VnetHdr, Tagging)>,
     group: Group,
 }
 
@@ -67,6 +64,7 @@ impl Forwarder {
 
     /// Delivers a group of which some frames need another tag: as a burst of its own, whose heads
     /// are private. False: no frame needs one, and nothing was done.
+    #[inline(never)]
     pub(super) fn deliver_retagged(
         &mut self,
         from: &Source,
@@ -90,33 +88,27 @@ impl Forwarder {
         }
         burst.fetch(picks());
         let mut kept = std::mem::take(&mut self.retagged);
-        let Retagged { burst: spare, heads, frames, group: new } = &mut kept;
-        heads.clear();
-        frames.clear();
+        let Retagged { burst: spare, heads, group: new } = &mut kept;
+        heads.resize(heads.len().max(group.picks.len()), [0; RETAGGED_LEN]);
         new.picks.clear();
         (new.port, new.queue, new.floods) = (group.port, group.queue, 0);
-        for (n, i) in picks().enumerate().filter(|(_, i)| !burst.is_excluded(*i)) {
+        let mut made = std::mem::take(spare).recycle();
+        for ((n, i), out) in picks().enumerate().zip(heads) {
+            if burst.is_excluded(i) {
+                continue;
+            }
+            let (frame, head) = (&burst.frames[i], burst.head(i));
             let tagging = tagging(i, burst);
-            let mut head = [0; RETAGGED_LEN];
-            let Some((len, hdr)) = tagging.apply(burst.head(i), &burst.frames[i].hdr, &mut head)
-            else {
+            let Some((len, hdr)) = tagging.apply(head, &frame.hdr, out) else {
                 from.stats.drops_unchecked.add(1);
                 continue;
             };
             new.floods |= u64::from(group.floods & 1 << n != 0) << new.picks.len();
-            new.picks.push(frames.len() as u16);
-            heads.push(head);
-            frames.push((i, len, hdr, tagging));
+            new.picks.push(made.frames.len() as u16);
+            made.segs.push(Seg::of(&out[..len]));
+            offload::after(burst.segs(frame), head.len(), &mut made.segs);
+            made.push_parsed(&out[..len], tagging.grown(frame.len), hdr);
         }
-        let mut made = std::mem::take(spare).recycle();
-        for (head, (i, len, hdr, tagging)) in heads.iter().zip(&*frames) {
-            let frame = &burst.frames[*i];
-            let first = made.segs.len();
-            made.segs.push(Seg::of(&head[..*len]));
-            offload::after(burst.segs(frame), burst.head(*i).len(), &mut made.segs);
-            made.push_at(first, made.segs.len() - first, tagging.grown(frame.len), *hdr);
-        }
-        made.snapshot();
         if !new.picks.is_empty() {
             self.deliver_as_is(from, new, &mut made, now);
         }
