@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use shm::{Copies, GRANT_LEN, Seg, SegMut};
 
+use crate::tenant::RETAGGED_LEN;
 use crate::vnet::VnetHdr;
 
 /// Bytes of each frame copied to private memory for parsing.
@@ -87,10 +88,15 @@ impl<'m> Burst<'m> {
     }
 
     /// Adds a frame of `len` bytes, whose segments are those after the last frame's, and its
-    /// snapshot: `head`, which is private, and what it lacks from the segments. All frames before
-    /// it must have been added in this way.
+    /// snapshot: the first `head_len` bytes of `head`, which is private, and what it lacks from the
+    /// segments. All frames before it must have been added in this way.
     #[inline]
-    pub(crate) fn push_parsed(&mut self, head: &[u8], len: u32, hdr: VnetHdr) {
+    pub(crate) fn push_parsed(
+        &mut self,
+        (head, head_len): (&[u8; RETAGGED_LEN], usize),
+        len: u32,
+        hdr: VnetHdr,
+    ) {
         debug_assert_eq!(self.snapshot_of, self.frames.len(), "every frame has its snapshot");
         let last = self.frames.last();
         let first = last.map_or(0, |f| f.seg_first as usize + usize::from(f.seg_count));
@@ -99,9 +105,9 @@ impl<'m> Burst<'m> {
             self.heads.push([0; HEAD_LEN]);
         }
         let out = &mut self.heads[self.snapshot_of];
-        let n = head.len().min(HEAD_LEN);
-        out[..n].copy_from_slice(&head[..n]);
-        if n < HEAD_LEN && len as usize > n {
+        // Of one length, so without a call; bytes after a short frame are never read.
+        out.copy_from_slice(&head[..HEAD_LEN]);
+        if head_len < HEAD_LEN && len as usize > head_len {
             read_head(&self.segs[first..], out);
         }
         self.snapshot_of += 1;

@@ -79,11 +79,9 @@ impl Forwarder {
         }
         // The same for all frames, unless the burst has frames with tags.
         let same = (!self.has_tagged).then(|| untagged_tagging(own, to));
-        let tagging =
-            |i: usize, burst: &Burst<'_>| same.unwrap_or_else(|| tagging(own, to, burst.head(i)));
         let picks = || group.picks.iter().map(|pick| usize::from(*pick));
-        let keeps = |i| tagging(i, burst) == Tagging::Keep;
-        if same == Some(Tagging::Keep) || picks().all(keeps) {
+        let keeps = |i| tagging(own, to, burst.head(i)) == Tagging::Keep;
+        if same.map_or_else(|| picks().all(keeps), |same| same == Tagging::Keep) {
             return false;
         }
         burst.fetch(picks());
@@ -98,16 +96,17 @@ impl Forwarder {
                 continue;
             }
             let (frame, head) = (&burst.frames[i], burst.head(i));
-            let tagging = tagging(i, burst);
+            let tagging = same.unwrap_or_else(|| tagging(own, to, head));
             let Some((len, hdr)) = tagging.apply(head, &frame.hdr, out) else {
                 from.stats.drops_unchecked.add(1);
                 continue;
             };
-            new.floods |= u64::from(group.floods & 1 << n != 0) << new.picks.len();
-            new.picks.push(made.frames.len() as u16);
+            let at = made.frames.len();
+            new.floods |= (group.floods >> n & 1) << at;
+            new.picks.push(at as u16);
             made.segs.push(Seg::of(&out[..len]));
             offload::after(burst.segs(frame), head.len(), &mut made.segs);
-            made.push_parsed(&out[..len], tagging.grown(frame.len), hdr);
+            made.push_parsed((out, len), tagging.grown(frame.len), hdr);
         }
         if !new.picks.is_empty() {
             self.deliver_as_is(from, new, &mut made, now);
