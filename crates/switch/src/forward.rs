@@ -462,8 +462,7 @@ impl Forwarder {
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
-                Some(to)
-                    if rules.as_mut().is_some_and(|r| !r.may_reach(to, vid, &from.stats)) => {}
+                Some(to) if rules.as_mut().is_some_and(|r| !r.may_reach(to, vid, &from.stats)) => {}
                 Some(to) => {
                     if !self.made.takes(&burst.frames[i], i == 0) {
                         left = Some(i);

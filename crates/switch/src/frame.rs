@@ -4,11 +4,12 @@ use std::cell::Cell;
 
 use shm::{Copies, GRANT_LEN, Seg, SegMut};
 
-use crate::tenant::RETAGGED_LEN;
 use crate::vnet::VnetHdr;
 
 /// Bytes of each frame copied to private memory for parsing.
 pub const HEAD_LEN: usize = 128;
+/// Longest head with a changed VLAN tag.
+pub(crate) const RETAGGED_LEN: usize = HEAD_LEN + 4;
 /// Most frames in a burst.
 pub const BURST_MAX: usize = 64;
 /// Most bytes of one burst, not counting its first frame: others wait while it is copied.

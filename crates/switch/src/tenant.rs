@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 pub use self::security::{Refusal, Security};
 pub(crate) use self::sender::{Admitted, Sender};
-pub(crate) use self::vlan::RETAGGED_LEN;
 pub use self::vlan::{Tagging, Vids, Vlan};
 use crate::fdb::PortId;
 

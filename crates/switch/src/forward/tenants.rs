@@ -5,9 +5,9 @@ use shm::Seg;
 use super::{ETHERNET_LEN, Forwarder, Group, Source};
 use crate::fdb::PortId;
 use crate::flow;
-use crate::frame::Burst;
+use crate::frame::{Burst, RETAGGED_LEN};
 use crate::offload;
-use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging, untagged_tagging};
+use crate::tenant::{Admitted, Tagging, Tenants, Vlan, tagging, untagged_tagging};
 use crate::time::Instant;
 
 /// Memory for frames whose tags change, empty between groups.

@@ -1,7 +1,7 @@
 //! Rules of the port that sent a burst, for each of its frames.
 //!
 //! What depends on the port alone is found once per burst. Most frames then need one comparison:
-//! untagged and, with port security, of the [usual form](Security::is_usual). All others are parsed.
+//! untagged and, with port security, of the [usual form](Security::is_usual). Others are parsed.
 
 use super::vlan::tci;
 use super::{Rules, Security, Tenants, Vlan};

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::HEAD_LEN;
+use crate::frame::{HEAD_LEN, RETAGGED_LEN};
 use crate::vnet::{NEEDS_CSUM, VnetHdr};
 
 fn trunk(vids: &[u16], native: Option<u16>) -> Vlan {

@@ -10,15 +10,13 @@
 //! ```
 
 use crate::flow::{ETHERTYPE_VLAN, be16};
-use crate::frame::HEAD_LEN;
+use crate::frame::RETAGGED_LEN;
 use crate::vnet::{NEEDS_CSUM, VnetHdr};
 
 /// Offset of a tag: after both addresses.
 const TAG_AT: usize = 12;
 /// Length of a tag.
 const TAG_LEN: usize = 4;
-/// Longest head with a changed tag.
-pub(crate) const RETAGGED_LEN: usize = HEAD_LEN + TAG_LEN;
 /// VLAN ids: 12 bits.
 const VIDS: usize = 4096;
 
