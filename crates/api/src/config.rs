@@ -7,6 +7,7 @@
 //! ```
 
 mod diff;
+mod mirrors;
 mod text;
 mod toml;
 
@@ -16,6 +17,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::diff::{Diff, PortDiff, SettingDiff};
+pub use self::mirrors::{MIRROR_TO, Mirrors};
 pub use self::text::ConfigText;
 pub(crate) use self::toml::quoted;
 use crate::near::did_you_mean;
@@ -94,6 +96,8 @@ impl Serialize for StaticAddress {
 pub enum Part {
     /// A port, by name.
     Port(String),
+    /// An option of a port, by their names.
+    Option(String, &'static str),
     /// A static address.
     Static(StaticAddress),
     /// None in particular.
@@ -106,9 +110,10 @@ impl Config {
         self.ports.iter().find(|port| port.name == name)
     }
 
-    /// Removes a port, and the static addresses on it.
+    /// Removes a port, the static addresses on it, and the mirrors to it.
     pub fn remove_port(&mut self, name: &str) {
         self.ports.retain(|port| port.name != name);
+        self.end_mirrors(name);
         self.statics.retain(|entry| entry.port != name);
     }
 
@@ -145,12 +150,12 @@ impl Config {
     /// Checks that a port can be added.
     ///
     /// # Errors
-    /// Its name or its peer is that of another one.
+    /// Its name or its peer is that of another one, or its mirror port is invalid.
     pub fn check_new(&self, port: &PortText) -> Result<(), String> {
         let mut all = self.clone();
         all.ports.push(port.clone());
-        let part = Part::Port(port.name.clone());
-        match all.conflicts().into_iter().find(|(of, _)| *of == part) {
+        let before = self.conflicts();
+        match all.conflicts().into_iter().find(|conflict| !before.contains(conflict)) {
             Some((_, what)) => Err(what),
             None => Ok(()),
         }
@@ -183,6 +188,8 @@ impl Config {
                 found.push((part(), what));
             }
         }
+        let mirrors = self.mirrors().conflicts().into_iter();
+        found.extend(mirrors.map(|(port, what)| (Part::Option(port.into(), MIRROR_TO), what)));
         for Static { address, port } in &self.statics {
             if !names.contains_key(port) {
                 let hint = did_you_mean(port, names.keys().map(|name| name.as_str()));

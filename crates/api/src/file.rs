@@ -394,7 +394,8 @@ impl Parser<'_> {
         for (key, item) in table {
             let name: &str = key.get_ref();
             if !own.contains(&name) {
-                options.extend(self.keep(port_option(kind, name, key.span(), item)));
+                let given = self.keep(port_option(kind, name, key.span(), item));
+                options.extend(given.map(|given| (given, key.span())));
             }
         }
         let arg = match (entry.args, table.get(entry.file)) {
@@ -417,8 +418,13 @@ impl Parser<'_> {
             }
         };
         named?;
+        let (options, spans): (Vec<_>, Vec<_>) = options.into_iter().unzip();
         let port = PortText { name: name.into(), kind, arg: arg.into(), options };
         self.keep(port.check().map_err(whole))?;
+        for (Given { entry, .. }, at) in port.options.iter().zip(&spans) {
+            let place = self.place(at);
+            self.file.places.entry(Part::Option(name.into(), entry.name)).or_insert(place);
+        }
         Some(port)
     }
 }

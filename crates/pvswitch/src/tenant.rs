@@ -101,6 +101,11 @@ impl Tenant {
         Some((to, way != Some("out"), way != Some("in")))
     }
 
+    /// Ends its mirror.
+    pub fn end_mirror(&mut self) {
+        self.0.remove("mirror-to");
+    }
+
     /// Limits of what the peer floods.
     pub fn storm(&self) -> StormLimits {
         let amounts = |name| self.0.get(name).and_then(Value::amounts).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::config::Mirrors;
 use switch::fdb::PortId;
 use switch::forward::Span;
 
@@ -10,7 +11,8 @@ use crate::tenant::Tenant;
 
 impl System {
     /// Sets where the frames of each port are copied, after a change of ports or of `mirror-to=`. A
-    /// mirror port that does not exist gets copies once it does.
+    /// mirror port may be a vif that `xen:auto` has not found yet, and each vif may be set to be
+    /// mirrored to one of them.
     pub(super) fn refresh_mirrors(&mut self) {
         let id = |name: &str| self.ports.get(name).map(|state| state.port.id);
         let mut reserved = BTreeSet::new();
@@ -38,19 +40,34 @@ impl System {
     /// Checks a change of `mirror-to=` of a port.
     pub(super) fn check_mirror(&self, name: &str, changes: &Tenant) -> Result<(), RunError> {
         let Some((to, ..)) = changes.mirror() else { return Ok(()) };
-        let refuse = |why: String| Err(RunError::Request(format!("mirror-to={to}: {why}")));
-        if to == name {
-            return refuse("a port cannot be its own mirror port".into());
+        let mut mirrors = Mirrors::default();
+        for (port, state) in &self.ports {
+            let of = state.spec.tuning.tenant.mirror().map(|(to, ..)| to);
+            mirrors.set(port, of.filter(|to| to != port));
         }
-        let Some(mirror) = self.ports.get(to) else {
-            return refuse("no such port: add it first, see pvswitch ctl show".into());
-        };
-        if let Some((next, ..)) = mirror.spec.tuning.tenant.mirror() {
-            return refuse(format!("it is mirrored to '{next}', and copies are not copied again"));
+        if let Some(auto) = &self.xen_auto {
+            mirrors.set_auto(&auto.name, auto.tuning.tenant.mirror().map(|(to, ..)| to));
         }
-        if self.ports.get(name).is_some_and(|state| state.port.mirror.is_reserved()) {
-            return refuse(format!("'{name}' is a mirror port itself"));
+        mirrors.check_change(name, to).map_err(RunError::Request)
+    }
+
+    /// Ends the mirrors to a port that an operator removes.
+    pub(super) fn end_mirrors(&mut self, to: &str) {
+        let is_user = |tenant: &Tenant| tenant.mirror().is_some_and(|(name, ..)| name == to);
+        if let Some(auto) = &mut self.xen_auto
+            && is_user(&auto.tuning.tenant)
+        {
+            auto.tuning.tenant.end_mirror();
         }
-        Ok(())
+        let users = self.ports.iter().filter(|(_, state)| is_user(&state.spec.tuning.tenant));
+        let users: Vec<_> = users.map(|(name, _)| name.clone()).collect();
+        for name in users {
+            let Some(state) = self.ports.get(&name) else { continue };
+            let mut tenant = state.spec.tuning.tenant.clone();
+            tenant.end_mirror();
+            self.touch(&name);
+            self.set_tenant(&name, tenant);
+            tracing::info!(port = name, "no longer mirrored: mirror port '{to}' was removed");
+        }
     }
 }

@@ -55,6 +55,7 @@ impl System {
             Request::AddPort { name, port } => self.add_new(name, port),
             Request::DelPort { name } => {
                 self.del_port(name)?;
+                self.end_mirrors(name);
                 self.config.remove_port(name);
                 Ok(Value::Null)
             }
