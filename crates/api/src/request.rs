@@ -16,6 +16,7 @@ pub enum Request {
     Ports,
     Port { name: String },
     PortStats { name: String },
+    Why { name: String, seconds: f64 },
     AddPort { name: String, port: Map<String, Value> },
     DelPort { name: String },
     SetPort { name: String, settings: Map<String, Value> },

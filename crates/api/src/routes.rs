@@ -9,7 +9,7 @@ mod tests;
 
 use serde_json::{Map, Value};
 
-pub use self::field::{Field, Form, Place};
+pub use self::field::{Field, Form, Place, SECONDS_MAX};
 pub use self::table::OPERATIONS;
 use crate::http::{EVENTS, Incoming, PCAPNG, Response};
 use crate::near::did_you_mean;

@@ -26,6 +26,7 @@ mod takeover;
 mod tenants;
 mod upgrade;
 mod vhost;
+mod why;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
@@ -639,6 +640,7 @@ impl System {
         self.retry_due();
         self.resume_due();
         self.drop_slow_clients();
+        self.finish_whys();
         self.xen_tick();
         self.tick_manager();
         self.publish_changes();

@@ -1,7 +1,8 @@
-//! `pvswitch ctl why`: says in words why frames do not arrive at a port, or from it.
+//! Why frames do not arrive at a port, or from it, in words: `GET /v1/ports/{name}/why`, and
+//! `pvswitch ctl why`, which is a client of it.
 //!
-//! It takes what `show`, `stats` and `fdb` reply, the counters twice, and [`findings::all`] makes
-//! sentences of them. The switch itself has no part in it.
+//! [`reply`] takes what `show`, `stats` and `fdb` reply, the counters twice, and [`findings::all`]
+//! makes sentences of them.
 
 mod causes;
 mod finding;
@@ -12,18 +13,31 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::Request;
-use api::control::{Client, ControlError};
-use api::near::did_you_mean;
+use api::control::Client;
+use api::routes::SECONDS_MAX;
 use serde_json::{Value, json};
 
 use crate::Usage;
 use crate::demo::format::si;
 use crate::error::AnyError;
 use finding::Finding;
-use findings::Seen;
+pub use findings::{Seen, first_sample};
 
-/// Most time between the two samples, in seconds.
-const SECONDS_MAX: f64 = 60.0;
+/// Time for a reply besides that between the samples.
+const REPLY_TIME: Duration = Duration::from_secs(15);
+
+/// The reply for a port.
+pub fn reply(seen: &Seen<'_>, name: &str) -> Value {
+    let (from, to) = seen.rates(name);
+    json!({
+        "port": name,
+        "state": seen.port(name)["state"],
+        "seconds": seen.seconds(),
+        "frames_per_second_from": from,
+        "frames_per_second_to": to,
+        "findings": findings::all(seen, name).iter().map(Finding::json).collect::<Vec<_>>(),
+    })
+}
 
 /// Runs `pvswitch ctl why`.
 pub fn command(path: &Path, name: &str, seconds: f64, as_json: bool) -> Result<(), AnyError> {
@@ -31,47 +45,21 @@ pub fn command(path: &Path, name: &str, seconds: f64, as_json: bool) -> Result<(
         return Err(Usage(format!("--seconds {seconds}: use 0 to {SECONDS_MAX}")).into());
     }
     let mut client = Client::connect(path)?;
-    let before = client.call(&Request::Stats)?;
-    if before["guest"].is_string() {
-        let error = format!("{} is a guest's socket: `why` is for switches", path.display());
-        return Err(ControlError::missing(error).into());
-    }
-    exists(&before, name)?;
-    std::thread::sleep(Duration::from_secs_f64(seconds));
-    let mut ask = |request| client.call(&request);
-    let (now, show, fdb) = (ask(Request::Stats)?, ask(Request::Show)?, ask(Request::Fdb)?);
-    let seen = Seen { show: &show, before: &before, now: &now, fdb: &fdb };
-    // It may have been removed in the meantime.
-    exists(&show, name)?;
-    let all = findings::all(&seen, name);
-    let (from, to) = seen.rates(name);
-    let port = seen.port(name);
+    let time = REPLY_TIME + Duration::from_secs_f64(seconds);
+    client.stream().set_read_timeout(Some(time))?;
+    let mut reply = client.call(&Request::Why { name: name.into(), seconds })?;
     if as_json {
-        println!(
-            "{}",
-            json!({
-                "ok": true,
-                "port": name,
-                "state": port["state"],
-                "seconds": seen.seconds(),
-                "frames_per_second_from": from,
-                "frames_per_second_to": to,
-                "findings": all.iter().map(Finding::json).collect::<Vec<_>>(),
-            })
-        );
+        reply["ok"] = true.into();
+        println!("{reply}");
         return Ok(());
     }
-    let state = port["state"].as_str().unwrap_or("?");
-    println!("{name}: {state}, {} frames/s from its guest, {} to it", si(from), si(to));
-    all.iter().for_each(|finding| print!("{}", finding.text()));
+    let word = |value: &Value| value.as_str().unwrap_or("?").to_string();
+    let rate = |key: &str| si(reply[key].as_f64().unwrap_or_default());
+    let (from, to) = (rate("frames_per_second_from"), rate("frames_per_second_to"));
+    println!("{name}: {}, {from} frames/s from its guest, {to} to it", word(&reply["state"]));
+    for finding in reply["findings"].as_array().into_iter().flatten() {
+        println!("{:8} {}", word(&finding["rank"]), word(&finding["what"]));
+        println!("{:8} -> {}", "", word(&finding["remedy"]));
+    }
     Ok(())
-}
-
-fn exists(reply: &Value, name: &str) -> Result<(), ControlError> {
-    let ports = reply["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let names = || ports.iter().filter_map(|port| port["name"].as_str());
-    if names().any(|one| one == name) {
-        return Ok(());
-    }
-    Err(ControlError::missing(format!("no port '{name}'{}", did_you_mean(name, names()))))
 }

@@ -152,6 +152,8 @@ fn bad_input_is_refused_with_field_value_and_remedy_and_changes_nothing() {
     let cases: &[(&str, &str, String, u16, &str)] = &[
         ("GET", "/v1/nothing", String::new(), 404, "path"),
         ("GET", "/v1/ports/b", String::new(), 404, "path.name"),
+        ("GET", "/v1/ports/b/why", String::new(), 404, "path.name"),
+        ("GET", "/v1/ports/a/why?seconds=1e9", String::new(), 400, "query.seconds"),
         ("PUT", "/v1/status", String::new(), 405, "method"),
         ("BREW", "/v1/ports", String::new(), 405, "method"),
         ("PUT", "/v1/ports/a%2f..%2fb", body_of("1"), 400, "path.name"),
@@ -418,6 +420,75 @@ fn a_slow_reader_of_events_loses_some_and_a_further_reader_is_refused() {
     assert_eq!((refused.status, more.len()), (503, 14), "{}", refused.body);
     drop((more, slow));
     wait_for("room", || control(&mut client)["streams"] == 1);
+}
+
+/// The reply to `why` is that of `ctl why`, and arrives after the time that was requested; nobody
+/// else waits for it.
+#[test]
+fn why_replies_after_two_samples_and_delays_no_other_client() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), "n=null".into()]);
+    let control = switch.control();
+    let get = |target: &str| {
+        let got = ask(control, "GET", target, "");
+        (got.status, got.body)
+    };
+    // Without traffic, all but the time between the samples is the same.
+    let (status, mut own) = get("/v1/ports/a/why?seconds=0.3");
+    let mut of_ctl = switch.json(&["why", "a", "--seconds", "0.3"]);
+    for reply in [&mut own, &mut of_ctl] {
+        let seconds = reply["seconds"].take().as_f64().unwrap();
+        assert!((0.3..30.0).contains(&seconds), "{seconds}");
+    }
+    assert_eq!(of_ctl.as_object_mut().unwrap().remove("ok"), Some(true.into()));
+    assert_eq!((status, &own), (200, &of_ctl));
+    assert_eq!(own["findings"][0]["cause"], "unconnected");
+
+    // Requests sent ahead are replied to after it.
+    let text = ["why?seconds=0.2", "why?seconds=0", "stats"]
+        .map(|what| format!("GET /v1/ports/n/{what} HTTP/1.1\r\nHost: x\r\n\r\n"));
+    let replies = raw(control, text.concat().as_bytes());
+    let statuses: Vec<_> = replies.matches("HTTP/1.1 200 OK").collect();
+    assert!(statuses.len() == 3 && replies.trim_end().ends_with('}'), "{replies}");
+    let at = |word| replies.find(word).unwrap();
+    assert!(at("\"findings\"") < at("\"egress\""), "{replies}");
+
+    let connections = || get("/v1/status").1["control"]["connections"].clone();
+    let ask_long = |target: &str| {
+        let mut stream = UnixStream::connect(control).unwrap();
+        let text = format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    wait_for("the others to end", || connections() == 0);
+    let waiting: Vec<_> = (0..16).map(|_| ask_long("/v1/ports/a/why?seconds=60")).collect();
+    // Also what they send meanwhile costs nothing.
+    for mut stream in &waiting {
+        stream.write_all(b"GET /v1/status HTTP/1.1\r\n").unwrap();
+    }
+    wait_for("a refusal", || get("/v1/ports/a/why?seconds=0").0 == 503);
+    drop(waiting);
+    wait_for("room", || connections() == 0);
+    assert_eq!(get("/v1/ports/a/why?seconds=0").0, 200);
+
+    // The port may be removed while the client waits.
+    wait_for("a removal between the samples", || {
+        let requests = || get("/v1/status").1["control"]["requests"].as_u64().unwrap();
+        let before = requests();
+        let mut stream = ask_long("/v1/ports/n/why?seconds=1");
+        let mut own = 1;
+        while requests() < before + own + 1 {
+            own += 1;
+        }
+        assert_eq!(ask(control, "DELETE", "/v1/ports/n", "").status, 204);
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        let body = "{\"kind\":\"null\"}";
+        assert_eq!(ask(control, "PUT", "/v1/ports/n", body).status, 201);
+        answer(&reply).status == 404
+    });
+    assert_eq!(get("/v1/ports/b/why").0, 404);
 }
 
 /// Connections that send nothing do not keep others out, whoever opened them.

@@ -122,5 +122,5 @@ fn unknown_ports_times_and_guests_are_refused() {
         assert!(code == Some(2) && error.contains("use 0 to 60"), "{error}");
     }
     let (code, error) = refused(&guest, &["vm1"]);
-    assert!(code == Some(1) && error.contains("`why` is for switches"), "{error}");
+    assert!(code == Some(1) && error.contains("'why' is for a switch"), "{error}");
 }

@@ -66,6 +66,7 @@ pub(super) fn schemas() -> Vec<(&'static str, Value)> {
         ("Budgets", budgets()),
         ("Stats", stats()),
         ("PortStats", port_stats()),
+        ("Why", why()),
         ("Worker", worker()),
         ("Workers", object(vec![("workers", list(named("Worker")), "")], vec![])),
         ("Fdb", fdb()),
@@ -237,6 +238,28 @@ fn port_stats() -> Value {
             ("account", named("Account"), ""),
             ("ingress", list(queue(ingress)), "from the guest, by queue"),
             ("egress", list(queue(vec![("call", text(), "call policy")])), "to the guest"),
+        ],
+        vec![],
+    )
+}
+
+fn why() -> Value {
+    let finding = vec![
+        ("rank", one_of(&["blocked", "losing", "limited", "lost", "note"]), "how much it explains"),
+        ("cause", text(), "name of a counter, or a word"),
+        ("frames", maybe(count()), "number of frames, of a cause that counts some"),
+        ("frames_per_second", number(), "between the samples"),
+        ("what", text(), "what is the case"),
+        ("remedy", text(), "what to do"),
+    ];
+    object(
+        vec![
+            ("port", text(), ""),
+            ("state", one_of(&STATES), "its state in one word"),
+            ("seconds", number(), "time between the samples"),
+            ("frames_per_second_from", number(), "from its guest, between the samples"),
+            ("frames_per_second_to", number(), "to its guest, likewise"),
+            ("findings", list(object(finding, vec![])), "those that explain most first"),
         ],
         vec![],
     )

@@ -33,6 +33,8 @@ pub enum Form {
     Vlan,
     /// `true`, or `false`, the default.
     Flag,
+    /// Seconds, 0 to [`SECONDS_MAX`]; 1 is the default.
+    Seconds,
     /// Absolute path of a program, or null, the default.
     Program,
     /// An object of the schema of this name.
@@ -52,6 +54,8 @@ pub struct Field {
     pub help: &'static str,
 }
 
+/// Longest time between two samples, in seconds.
+pub const SECONDS_MAX: f64 = 60.0;
 /// Highest VLAN id of an address.
 const VLAN_MAX: u16 = 4094;
 /// Longest path of a program, in bytes (`PATH_MAX`).
@@ -66,6 +70,7 @@ impl Field {
         let value = match self.form {
             Form::Queue | Form::Vlan => text.parse::<u64>().ok().map(Value::from),
             Form::Flag => text.parse::<bool>().ok().map(Value::from),
+            Form::Seconds => text.parse::<f64>().ok().filter(|s| s.is_finite()).map(Value::from),
             _ => None,
         };
         self.check(value.unwrap_or_else(|| text.into()))
@@ -92,6 +97,7 @@ impl Field {
             Form::Queue => numbered(QUEUES_MAX - 1),
             Form::Vlan => numbered(VLAN_MAX),
             Form::Flag => value.is_boolean(),
+            Form::Seconds => value.as_f64().is_some_and(|s| (0.0..=SECONDS_MAX).contains(&s)),
             Form::Program => {
                 let is_path = |path: &str| {
                     path.starts_with('/') && path.len() < PATH_MAX && !path.contains('\0')
@@ -123,6 +129,7 @@ impl Field {
             Form::Mac => "use the address of one interface, like 02:00:00:00:00:01".into(),
             Form::Vlan => format!("use 0 (untagged) to {VLAN_MAX}"),
             Form::Flag => "use true or false".into(),
+            Form::Seconds => format!("use 0 to {SECONDS_MAX}"),
             Form::Program => "use the absolute path of a program".into(),
             Form::Object(name) => format!("use an object, see {name} of GET /openapi.json"),
         }
@@ -150,6 +157,7 @@ impl Field {
         match self.form {
             Form::Vlan => Some(0.into()),
             Form::Flag => Some(false.into()),
+            Form::Seconds => Some(1.0.into()),
             Form::Program => Some(Value::Null),
             _ => None,
         }
@@ -173,6 +181,9 @@ impl Field {
                 json!({ "type": "integer", "minimum": 0, "maximum": VLAN_MAX, "default": 0 })
             }
             Form::Flag => json!({ "type": "boolean", "default": false }),
+            Form::Seconds => {
+                json!({ "type": "number", "minimum": 0, "maximum": SECONDS_MAX, "default": 1 })
+            }
             Form::Program => json!({
                 "type": ["string", "null"], "pattern": "^/[^\\u0000]*$", "maxLength": PATH_MAX - 1,
             }),

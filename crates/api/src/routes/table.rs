@@ -13,6 +13,8 @@ const MAC: Field = field("mac", Place::Path, Form::Mac, "the address");
 const VLAN: Field = field("vlan", Place::Query, Form::Vlan, "VLAN id, 0 for untagged");
 const PORT: Field = field("port", Place::Body, Form::Port, "name of its port");
 const DRY_RUN: Field = field("dry_run", Place::Query, Form::Flag, "only report the difference");
+const SECONDS: Field =
+    field("seconds", Place::Query, Form::Seconds, "time between the two samples of the counters");
 const PROGRAM: Field =
     field("program", Place::Body, Form::Program, "the program; none: that of the running switch");
 
@@ -100,6 +102,16 @@ pub const OPERATIONS: &[Operation] = &[
         fields: &[NAME],
         errors: &[404],
         ..get("port-stats", "/v1/ports/{name}/stats", "PortStats", "Returns the counters of a port")
+    },
+    Operation {
+        fields: &[NAME, SECONDS],
+        errors: &[404],
+        ..get(
+            "why",
+            "/v1/ports/{name}/why",
+            "Why",
+            "Returns why frames do not arrive at a port, or from it, after `seconds`",
+        )
     },
     Operation {
         errors: &[404, 413, 415, 422],

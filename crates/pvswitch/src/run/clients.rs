@@ -15,6 +15,7 @@ use api::routes::{Routed, Server, methods, route};
 use api::{Problem, Request};
 use serde_json::{Value, json};
 
+use super::why::Why;
 use super::{Event, System};
 use crate::capture;
 
@@ -36,6 +37,8 @@ pub(super) struct Client {
     since: Instant,
     /// It receives events.
     events: Option<Waiting>,
+    /// It waits for the reply to its request.
+    why: Option<Why>,
 }
 
 /// All clients, and what was refused.
@@ -53,10 +56,7 @@ pub(super) struct Clients {
 impl Client {
     /// When it is disconnected unless it sends, reads or closes.
     fn ends(&self) -> Option<Instant> {
-        let waits = match self.events {
-            Some(_) => false,
-            None => self.session.is_waiting(),
-        };
+        let waits = self.events.is_none() && self.why.is_none() && self.session.is_waiting();
         waits.then(|| self.since + CLIENT_TIME)
     }
 }
@@ -82,9 +82,21 @@ impl Clients {
         self.all.values().filter(|client| client.events.is_some()).count()
     }
 
-    /// When the next one is disconnected.
+    /// Number of clients that wait for the reply to their request.
+    pub(super) fn whys(&self) -> usize {
+        self.all.values().filter(|client| client.why.is_some()).count()
+    }
+
+    /// A client whose reply is due, and its request.
+    pub(super) fn take_why(&mut self, now: Instant) -> Option<(u64, Why)> {
+        let mut all = self.all.iter_mut();
+        all.find_map(|(token, client)| Some((*token, client.why.take_if(|why| why.at <= now)?)))
+    }
+
+    /// When the next one is disconnected, or replied to.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.all.values().filter_map(Client::ends).min()
+        let whys = self.all.values().filter_map(|client| client.why.as_ref()).map(|why| why.at);
+        self.all.values().filter_map(Client::ends).chain(whys).min()
     }
 
     /// The client to close for another one: of the user with the most clients, the one that has
@@ -107,7 +119,7 @@ impl Clients {
         most.filter(|_| all > UNREAD_MAX).map(|(token, _)| *token)
     }
 
-    fn count_refusal(&mut self, problem: &Problem) {
+    pub(super) fn count_refusal(&mut self, problem: &Problem) {
         *self.refused.entry(problem.status).or_default() += 1;
     }
 }
@@ -133,7 +145,8 @@ impl System {
         }
         if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let (session, since) = (Session::new(stream), Instant::now());
-            self.clients.all.insert(token, Client { session, peer, since, events: None });
+            let client = Client { session, peer, since, events: None, why: None };
+            self.clients.all.insert(token, client);
         }
     }
 
@@ -168,15 +181,20 @@ impl System {
     /// Reads the data of a client and replies to its requests.
     pub(super) fn serve_client(&mut self, token: u64) {
         let Some(mut client) = self.clients.all.remove(&token) else { return };
-        let keep = if client.events.is_some() {
+        let keep = if client.why.is_some() {
+            // Only its end is reported while it waits.
+            false
+        } else if client.events.is_some() {
             self.serve_stream(&mut client)
         } else if client.session.unread() > 0 {
             client.session.flush()
         } else {
             self.serve_requests(&mut client)
         };
-        let writes = client.session.unread() > 0 || client.session.has_more();
-        let reads = client.session.unread() == 0 || client.events.is_some();
+        // What it sends while it waits is read after the reply.
+        let waits = client.why.is_some();
+        let writes = !waits && (client.session.unread() > 0 || client.session.has_more());
+        let reads = !waits && (client.session.unread() == 0 || client.events.is_some());
         if keep && self.epoll.change(client.session.as_fd(), token, reads, writes).is_ok() {
             self.clients.all.insert(token, client);
         } else {
@@ -185,6 +203,16 @@ impl System {
         while let Some(token) = self.clients.over_budget() {
             self.clients.closed_slow += 1;
             self.drop_client(token);
+        }
+    }
+
+    /// Replies to the request that a client waits for, and serves its next ones.
+    pub(super) fn reply_later(&mut self, token: u64, response: &Response) {
+        let Some(client) = self.clients.all.get_mut(&token) else { return };
+        client.since = Instant::now();
+        match client.session.reply(response) {
+            true => self.serve_client(token),
+            false => self.drop_client(token),
         }
     }
 
@@ -199,7 +227,8 @@ impl System {
                     if !self.serve_request(client, &incoming) {
                         return false;
                     }
-                    if client.events.is_some() || client.session.unread() > 0 {
+                    let waits = client.events.is_some() || client.why.is_some();
+                    if waits || client.session.unread() > 0 {
                         return true;
                     }
                 }
@@ -243,6 +272,15 @@ impl System {
                         self.watch_ports();
                         client.events = Some(Waiting::default());
                         return client.session.reply(&operation.respond(&Value::Null));
+                    }
+                    Err(problem) => Err(problem),
+                }
+            }
+            Ok(Routed { request: Request::Why { name, seconds }, .. }) => {
+                match self.begin_why(name, *seconds) {
+                    Ok(why) => {
+                        client.why = Some(why);
+                        return true;
                     }
                     Err(problem) => Err(problem),
                 }

@@ -80,7 +80,10 @@ impl System {
             }
             Request::Openapi => Ok(api::openapi::document(Server::Switch)),
             // The operations of connections and of guests: not reached.
-            Request::Capture { .. } | Request::Events | Request::SetPair { .. } => {
+            Request::Capture { .. }
+            | Request::Events
+            | Request::SetPair { .. }
+            | Request::Why { .. } => {
                 Err(RunError::Request(format!("'{}' needs the control socket", request.name())))
             }
         }

@@ -69,9 +69,4 @@ impl Finding {
             "remedy": self.remedy,
         })
     }
-
-    /// Two lines.
-    pub fn text(&self) -> String {
-        format!("{:8} {}\n{:8} -> {}\n", self.rank.name(), self.what, "", self.remedy)
-    }
 }

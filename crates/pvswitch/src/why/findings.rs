@@ -1,25 +1,62 @@
 //! Findings on one port: a pure function of the replies to `show`, `stats` (twice) and `fdb`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::causes::{Way, find, is_loss};
 use super::finding::{Finding, Rank};
 use super::vlans::Vlans;
 use crate::demo::format::{percent, plural, si};
 
+/// A reply, with its ports by name: a switch may have thousands.
+struct Reply<'a> {
+    value: &'a Value,
+    ports: HashMap<&'a str, &'a Value>,
+}
+
+impl<'a> Reply<'a> {
+    fn new(value: &'a Value) -> Self {
+        let ports = list(&value["ports"]).iter().map(|port| (text(&port["name"]), port));
+        Self { value, ports: ports.collect() }
+    }
+
+    fn port(&self, name: &str) -> &'a Value {
+        self.ports.get(name).copied().unwrap_or(&Value::Null)
+    }
+
+    fn uptime_ns(&self) -> f64 {
+        self.value["uptime_ns"].as_f64().unwrap_or(0.0)
+    }
+}
+
 /// Replies of a switch.
-#[derive(Clone, Copy)]
 pub struct Seen<'a> {
-    /// Reply to `show`.
-    pub show: &'a Value,
-    /// Reply to `stats`.
-    pub before: &'a Value,
-    /// The same, some time later.
-    pub now: &'a Value,
-    /// Reply to `fdb`.
-    pub fdb: &'a Value,
+    show: Reply<'a>,
+    before: Reply<'a>,
+    now: Reply<'a>,
+    fdb: &'a Value,
+}
+
+/// The part of a reply to `stats` that is compared with a later one: all counters of this port, and
+/// losses of the others, as if each port had one queue.
+pub fn first_sample(stats: &Value, name: &str) -> Value {
+    let ports = list(&stats["ports"]).iter().map(|port| {
+        let is_own = port["name"] == name;
+        let sums = |queues: &Value| {
+            let first = list(queues).first().and_then(Value::as_object).into_iter().flatten();
+            let names = first.map(|(counter, _)| counter).filter(|c| is_own || is_loss(c));
+            let sums = names.map(|counter| (counter.clone(), sum(queues, counter)));
+            sums.filter(|(_, sum)| *sum > 0).collect::<BTreeMap<_, _>>()
+        };
+        let mut kept = json!({ "name": port["name"], "ingress": [sums(&port["ingress"])] });
+        if is_own {
+            kept["egress"] = json!([sums(&port["egress"])]);
+            kept["account"] = port["account"].clone();
+        }
+        kept
+    });
+    json!({ "uptime_ns": stats["uptime_ns"], "ports": ports.collect::<Vec<_>>() })
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -30,30 +67,32 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn named<'a>(reply: &'a Value, name: &str) -> &'a Value {
-    list(&reply["ports"]).iter().find(|port| port["name"] == name).unwrap_or(&Value::Null)
-}
-
 fn sum(queues: &Value, counter: &str) -> u64 {
     list(queues).iter().filter_map(|queue| queue[counter].as_u64()).sum()
 }
 
 impl<'a> Seen<'a> {
+    /// Replies to `show`, `stats`, the same some time earlier, which may be a
+    /// [`first_sample`], and `fdb`.
+    pub fn new(show: &'a Value, before: &'a Value, now: &'a Value, fdb: &'a Value) -> Self {
+        let [show, before, now] = [show, before, now].map(Reply::new);
+        Self { show, before, now, fdb }
+    }
+
     /// The port in `show`.
     pub fn port(&self, name: &str) -> &'a Value {
-        named(self.show, name)
+        self.show.port(name)
     }
 
     /// Time between the samples, in seconds; 0: the switch was restarted, or they are one.
     pub fn seconds(&self) -> f64 {
-        let time = |reply: &Value| reply["uptime_ns"].as_f64().unwrap_or(0.0);
-        (time(self.now) - time(self.before)).max(0.0) / 1e9
+        (self.now.uptime_ns() - self.before.uptime_ns()).max(0.0) / 1e9
     }
 
     /// Total of a counter of a port, and its increase per second.
     fn count(&self, name: &str, way: Way, counter: &str) -> (u64, f64) {
-        let of = |reply: &Value| sum(&named(reply, name)[way.queues()], counter);
-        let (total, before, secs) = (of(self.now), of(self.before), self.seconds());
+        let of = |reply: &Reply<'_>| sum(&reply.port(name)[way.queues()], counter);
+        let (total, before, secs) = (of(&self.now), of(&self.before), self.seconds());
         let more = total.checked_sub(before).filter(|_| secs > 0.0);
         (total, more.map_or(0.0, |more| more as f64 / secs))
     }
@@ -65,7 +104,7 @@ impl<'a> Seen<'a> {
 
     /// Counters of losses with at least one frame: name, total, per second.
     fn losses(&self, name: &str, way: Way) -> Vec<(&'a str, u64, f64)> {
-        let first = list(&named(self.now, name)[way.queues()]).first();
+        let first = list(&self.now.port(name)[way.queues()]).first();
         let counters = first.and_then(Value::as_object).into_iter().flatten();
         let names = counters.map(|(counter, _)| counter.as_str()).filter(|c| is_loss(c));
         let counts = names.map(|counter| {
@@ -77,7 +116,7 @@ impl<'a> Seen<'a> {
 
     /// The other ports that are up.
     fn others(&self, name: &str) -> Vec<&'a Value> {
-        let ports = list(&self.show["ports"]).iter();
+        let ports = list(&self.show.value["ports"]).iter();
         ports.filter(|port| port["name"] != name && port["up"] == true).collect()
     }
 }
@@ -206,9 +245,10 @@ fn reach(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let see = "`pvswitch ctl why` for the other port";
     let one =
         |cause: &str, what: String, remedy: &str| vec![Finding::new(Blocked, cause, what, remedy)];
-    if text(&seen.show["forward"]) == "cross" {
+    let show = seen.show.value;
+    if text(&show["forward"]) == "cross" {
         let partner = port["id"].as_u64().map(|id| id ^ 1);
-        let mut all = list(&seen.show["ports"]).iter();
+        let mut all = list(&show["ports"]).iter();
         let partner = all.find(|other| partner.is_some() && other["id"].as_u64() == partner);
         return match partner {
             Some(other) if other["up"] == true => Vec::new(),
@@ -313,9 +353,12 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let entries = list(&seen.fdb["entries"]);
     let mut all = Vec::new();
     let own: BTreeSet<_> = text(&port["rules"]["mac"]).split('+').collect();
-    for entry in entries.iter().filter(|entry| entry["port"] != name) {
+    let (own_entries, others): (Vec<_>, Vec<_>) =
+        entries.iter().partition(|entry| entry["port"] == name);
+    let here: HashMap<_, _> =
+        own_entries.into_iter().map(|entry| (text(&entry["mac"]), entry)).collect();
+    for entry in others {
         let (mac, at) = (text(&entry["mac"]), text(&entry["port"]));
-        let here = entries.iter().find(|other| other["mac"] == mac && other["port"] == name);
         let how = if entry["static"] == true { "static" } else { "learned" };
         if own.contains(mac) {
             let what = format!("its address {mac} is at port {at} ({how}): frames for it go there");
@@ -324,7 +367,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
                  del {mac}`"
             );
             all.push(Finding::new(Limited, "address_elsewhere", what, remedy));
-        } else if let Some(here) = here {
+        } else if let Some(here) = here.get(mac) {
             let (vlan, other) = (&here["vlan"], &entry["vlan"]);
             let what = format!("{mac} is here in VLAN {vlan}, and at port {at} in VLAN {other}");
             let remedy = "if that is one guest, one of its ports has the wrong VLAN";
@@ -340,7 +383,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
                       bridge, otherwise it floods the table";
         all.push(Finding::new(Limited, "addresses_limit", what, remedy));
     }
-    let table = &seen.show["fdb"];
+    let table = &seen.show.value["fdb"];
     let (used, capacity) =
         (number(&table["learned"]) + number(&table["static"]), number(&table["capacity"]));
     if capacity > 0 && used >= capacity {
@@ -371,8 +414,8 @@ fn flap(entry: &Value, name: &str) -> Option<Finding> {
 
 /// Resources that the port was refused.
 fn refusals(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
-    let account = named(seen.now, name)["account"].as_object().into_iter().flatten();
-    let before = &named(seen.before, name)["account"];
+    let account = seen.now.port(name)["account"].as_object().into_iter().flatten();
+    let before = &seen.before.port(name)["account"];
     let finding = |(resource, entry): (&String, &Value)| {
         let times = entry["refused"].as_u64().filter(|times| *times > 0)?;
         // Those of copies are counted as drops, too.
@@ -434,7 +477,7 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let served = seen.count(name, Way::From, "served_ns").1 / 1e9;
     let polls = seen.count(name, Way::From, "polls").1;
     let empty = seen.count(name, Way::From, "polls_empty").1;
-    let queues = list(&named(seen.now, name)["ingress"]).len().max(1) as f64;
+    let queues = list(&seen.now.port(name)["ingress"]).len().max(1) as f64;
     if served / queues > 0.9 && empty < polls / 20.0 {
         let share = percent(served);
         let what = format!("its workers spend {share} of a CPU on it: it sends all they can take");
@@ -468,7 +511,7 @@ fn silence(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         return Vec::new();
     }
     let mut all = Vec::new();
-    let has_queues = !list(&named(seen.now, name)["ingress"]).is_empty();
+    let has_queues = !list(&seen.now.port(name)["ingress"]).is_empty();
     let silent = |way| seen.count(name, way, "frames").0 == 0;
     if has_queues && silent(Way::From) {
         let what = "its guest has not sent a frame: no address is known, frames for it are flooded";

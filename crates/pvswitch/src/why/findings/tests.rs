@@ -43,7 +43,7 @@ impl Case {
     }
 
     fn seen(&self) -> Seen<'_> {
-        Seen { show: &self.show, before: &self.before, now: &self.now, fdb: &self.fdb }
+        Seen::new(&self.show, &self.before, &self.now, &self.fdb)
     }
 
     /// Changes a field of a port in `show`.
@@ -61,14 +61,18 @@ impl Case {
 
     /// Findings on `a`.
     fn all(&self) -> Vec<Finding> {
-        all(&self.seen(), "a")
+        let all = all(&self.seen(), "a");
+        // The switch keeps less of the first sample.
+        let before = first_sample(&self.before, "a");
+        assert_eq!(super::all(&Seen::new(&self.show, &before, &self.now, &self.fdb), "a"), all);
+        all
     }
 
     /// The first finding on `a`: rank, cause, text and remedy.
     fn first(&self) -> (Rank, String, String) {
         let first = self.all().into_iter().next().expect("always one");
         assert!(!first.remedy.is_empty());
-        (first.rank, first.cause.clone(), first.text())
+        (first.rank, first.cause.clone(), format!("{} -> {}", first.what, first.remedy))
     }
 }
 
@@ -256,6 +260,6 @@ fn restarted_switch_and_empty_replies_have_no_rates() {
     case.before = json!({});
     assert!(case.all().iter().all(|finding| finding.per_second >= 0.0));
     let empty = json!({});
-    let seen = Seen { show: &empty, before: &empty, now: &empty, fdb: &empty };
+    let seen = Seen::new(&empty, &empty, &empty, &empty);
     assert_eq!(all(&seen, "a")[0].rank, Rank::Blocked);
 }
