@@ -126,6 +126,16 @@ fn metrics_parse_and_agree_with_stats() {
         assert_eq!(value(&series("limit")), entry["limit"].as_f64().unwrap(), "{name}");
     }
     assert!(value(r#"pvswitch_budget_used{resource="mapped-bytes"}"#) > 0.0, "b is up");
+    // And every number of the control socket.
+    let control = switch.json(&["show"])["control"].clone();
+    for (key, _) in control.as_object().unwrap().iter().filter(|(_, n)| n.is_number()) {
+        let cause = key.strip_prefix("closed_").unwrap_or_default();
+        let series = ["", "_total"].map(|end| format!("pvswitch_control_{key}{end}"));
+        let closed = format!("pvswitch_control_closed_total{{cause=\"{cause}\"}}");
+        let mut known = series.iter().chain([&closed]);
+        assert!(known.any(|series| values.contains_key(series)), "{key}");
+    }
+    assert!(value("pvswitch_control_requests_total") > 0.0);
     let types = answer.body.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let types: Vec<_> = types.filter_map(|line| line.split(' ').next()).collect();
     for text in [DASHBOARD, ALERTS] {

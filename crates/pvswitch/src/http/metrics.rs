@@ -95,6 +95,7 @@ const FIRST: [&str; 3] = ["first_frame_ns", "first_frames", "first_frame_ns_max"
 pub fn text(show: &Value, stats: &Value) -> String {
     let mut out = String::with_capacity(1 << 16);
     about(&mut out, show, stats);
+    control(&mut out, &show["control"]);
     accounts(&mut out, show, stats);
     let ports = list(&stats["ports"]);
     for (way, key) in [(&INGRESS, "ingress"), (&EGRESS, "egress")] {
@@ -208,6 +209,36 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
         if let Some(n) = port["connections"].as_f64() {
             connections.sample(&format!("port=\"{name}\""), n);
         }
+    }
+}
+
+/// The control socket.
+fn control(out: &mut String, control: &Value) {
+    let number = |key: &str| control[key].as_f64().unwrap_or(0.0);
+    for (key, help) in [
+        ("connections", "Open connections to the control socket."),
+        ("streams", "Clients of the control socket that receive events."),
+    ] {
+        Family::new(out, &format!("pvswitch_control_{key}"), "gauge", help).sample("", number(key));
+    }
+    for (key, help) in [
+        ("requests", "Requests received on the control socket."),
+        ("events", "Events sent, to any client."),
+        ("events_lost", "Events lost to clients that read too slowly."),
+    ] {
+        let name = format!("pvswitch_control_{key}_total");
+        Family::new(out, &name, "counter", help).sample("", number(key));
+    }
+    let help = "Requests refused on the control socket, by HTTP status.";
+    let mut refused = Family::new(out, "pvswitch_control_refused_total", "counter", help);
+    for (status, times) in control["refused"].as_object().into_iter().flatten() {
+        refused.sample(&format!("status=\"{status}\""), times.as_f64().unwrap_or(0.0));
+    }
+    let help = "Connections to the control socket closed by the switch: the client was too slow, \
+                or another one needed the room.";
+    let mut closed = Family::new(out, "pvswitch_control_closed_total", "counter", help);
+    for (key, cause) in [("closed_slow", "slow"), ("closed_for_others", "for_others")] {
+        closed.sample(&format!("cause=\"{cause}\""), number(key));
     }
 }
 
@@ -402,7 +433,9 @@ mod tests {
             "ports": [
             {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2},
              "connected": true, "stalled_s": 61, "addresses": 7, "addresses_limit": 4096},
-        ], "fdb": {"learned": 7, "static": 1, "capacity": 65536}});
+        ], "control": {"connections": 1, "streams": 2, "requests": 3, "refused": {"404": 4},
+            "closed_slow": 5, "closed_for_others": 6, "events": 8, "events_lost": 9},
+            "fdb": {"learned": 7, "static": 1, "capacity": 65536}});
         let stats = json!({"uptime_ns": 1_500_000_000_u64, "ports": [{"name": "a",
             "ingress": [{"frames": 5, "served_ns": 2_000, "drops_runt": 7, "state": "warm",
                          "first_frame_ns": 4_000, "first_frames": 2, "first_frame_ns_max": 3_000,
@@ -434,6 +467,14 @@ mod tests {
             r#"pvswitch_fdb_entries{kind="learned"} 7"#,
             r#"pvswitch_fdb_entries{kind="static"} 1"#,
             "pvswitch_fdb_capacity 65536",
+            "pvswitch_control_connections 1",
+            "pvswitch_control_streams 2",
+            "pvswitch_control_requests_total 3",
+            r#"pvswitch_control_refused_total{status="404"} 4"#,
+            r#"pvswitch_control_closed_total{cause="slow"} 5"#,
+            r#"pvswitch_control_closed_total{cause="for_others"} 6"#,
+            "pvswitch_control_events_total 8",
+            "pvswitch_control_events_lost_total 9",
             r#"pvswitch_budget_used{resource="mappings"} 9"#,
             r#"pvswitch_budget_limit{resource="mappings"} 61434"#,
         ] {
