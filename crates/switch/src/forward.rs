@@ -8,6 +8,7 @@ mod bounds;
 mod direct;
 mod fetch;
 mod findings;
+mod flood;
 mod full;
 mod late;
 mod learn;
@@ -26,7 +27,6 @@ use std::sync::{Arc, Mutex};
 
 use shm::Seg;
 
-use self::bounds::MayFlood;
 use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent};
 use self::full::Senders;
@@ -42,7 +42,7 @@ pub use self::storm::StormLimits;
 use crate::account::Account;
 use crate::fdb::{Fdb, PortId};
 use crate::flow;
-use crate::frame::{Burst, Frame};
+use crate::frame::Burst;
 use crate::hold::{Backpressure, Hold};
 use crate::offload;
 use crate::port::{Egress, Fault, Steer};
@@ -243,6 +243,8 @@ pub struct Forwarder {
     copies: span::Copies,
     /// Measured deliveries.
     slow: Slow,
+    /// Floods of blocked addresses.
+    echoes: flood::Echoes,
     /// Full destinations to retry, each with whether it was armed since the last retry.
     blocked: BTreeMap<(PortId, u16), bool>,
     /// Findings of the call in progress.
@@ -284,6 +286,7 @@ impl Forwarder {
             made: bounds::Made::default(),
             copies: span::Copies::default(),
             slow: Slow::default(),
+            echoes: flood::Echoes::new(flow_key),
             blocked: BTreeMap::new(),
             findings: Findings::default(),
             late: Vec::new(),
@@ -525,48 +528,6 @@ impl Forwarder {
         }
         self.steer.resize(self.steer.len().max(at + 1), None);
         self.steer[at] = steer;
-    }
-
-    /// Adds frame `i` to a group of each other port, of those that rules permit for its VLAN;
-    /// false: it must be left.
-    #[cold]
-    #[inline(never)]
-    fn flood(
-        &mut self,
-        from: &Source,
-        (i, frame): (usize, &Frame),
-        (flow, vlan): (&mut Flow<'_>, u16),
-        rules: Option<(&Tenants, u16)>,
-        now: Instant,
-    ) -> bool {
-        let table = Arc::clone(&self.table);
-        let refused =
-            flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
-        let reaches = |port: &Port| {
-            let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
-            let is_other = port.id != from.port && refused != Some(port.id);
-            let takes = port.active() > 0 && !port.mirror.is_reserved();
-            is_other && takes && rules.is_none_or(permits)
-        };
-        let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
-        // With rules, the number depends on the frame's VLAN; with a loop, on its source.
-        let is_same = rules.is_none() && refused.is_none();
-        let ports = if is_same { self.made.ports(ports) } else { ports() };
-        match self.may_flood(from, (frame, flow.head), i == 0, ports, now) {
-            MayFlood::Yes => {}
-            MayFlood::Later => return false,
-            MayFlood::No => return true,
-        }
-        for port in table.iter().flatten() {
-            if reaches(port) {
-                let queue = self.queue_of(port.id, flow);
-                let at = self.group_for(port.id, queue);
-                let group = &mut self.groups[at];
-                group.floods |= 1 << group.picks.len();
-                group.picks.push(i as u16);
-            }
-        }
-        true
     }
 
     fn has_one_queue(&self, port: PortId) -> bool {

@@ -91,7 +91,8 @@ const FROM: [Cause; 30] = [
     cause("drops_bad_source", "have a group address or zero as source", BROKEN),
     cause(
         "drops_loop_guard",
-        "have another port's address as source, and loop-guard=block refuses that",
+        "have another port's address as source, which loop-guard=block refuses, or came back \
+         from a loop",
         "look for a loop behind this port, or a guest that forges addresses: `pvswitch ctl fdb`",
     ),
     cause(

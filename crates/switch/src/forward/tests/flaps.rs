@@ -95,43 +95,63 @@ fn reports_are_limited_by_the_log_lines_of_the_port_that_takes_addresses() {
     assert_eq!(counts(&rig, 1)[1], 1, "counted nevertheless");
 }
 
-/// Ports 1 and 2 are bridged: what leaves by one comes back by the other. Returns the number of
+/// These ports are bridged: what leaves by one comes back by the others. Returns the number of
 /// turns until nothing comes back, up to 1000.
-fn turn_loop(rig: &mut Rig) -> usize {
+fn turn_loop(rig: &mut Rig, ports: &[usize]) -> usize {
     for turn in 0..1000 {
-        let (first, second) = (rig.got(1), rig.got(2));
-        if first.is_empty() && second.is_empty() {
+        let left: Vec<_> = ports.iter().map(|port| rig.got(*port)).collect();
+        let all: usize = left.iter().map(Vec::len).sum();
+        if all == 0 {
             return turn;
         }
-        second.iter().for_each(|frame| rig.send(1, std::slice::from_ref(frame)));
-        first.iter().for_each(|frame| rig.send(2, std::slice::from_ref(frame)));
+        // It multiplies, in a loop through more than two.
+        if all > 500 {
+            break;
+        }
+        for (out, frames) in ports.iter().zip(left) {
+            for port in ports.iter().filter(|port| *port != out) {
+                frames.iter().for_each(|frame| rig.send(*port, std::slice::from_ref(frame)));
+            }
+        }
     }
     1000
 }
 
 #[test]
-fn broadcast_in_a_loop_of_two_ports_ends_with_the_guard_and_circulates_without() {
-    for (guarded, behind) in [(false, false), (true, false), (true, true)] {
-        let mut rig = Rig::new(Mode::Switch, 3, 1);
-        for port in [1, 2].into_iter().filter(|_| guarded) {
-            rig.table[port].as_ref().unwrap().set_loop_guard(60);
+fn broadcast_in_a_loop_ends_with_the_guard_and_circulates_without() {
+    for ports in [&[1, 2][..], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
+        for (guarded, behind) in [(false, false), (true, false), (true, true)] {
+            let mut rig = Rig::new(Mode::Switch, 7, 1);
+            for port in ports.iter().filter(|_| guarded) {
+                rig.table[*port].as_ref().unwrap().set_loop_guard(60);
+            }
+            // From a guest at port 0, or a host in the loop, whose frame enters by all.
+            let enters = if behind { ports } else { &[0] };
+            let send = |rig: &mut Rig, n| {
+                enters.iter().for_each(|port| rig.send(*port, &[frame(BROADCAST, mac(1), n)]));
+            };
+            send(&mut rig, 0);
+            let turns = turn_loop(&mut rig, ports);
+            let what = format!("{ports:?} {guarded} {behind}: {turns}");
+            assert_eq!(turns < 2 * usize::from(FLAP_MOVES), guarded, "{what}");
+            if !guarded {
+                continue;
+            }
+            // From now on it goes into the loop once by each port but one, or as often as it comes
+            // back at its home, once; and to everybody else once.
+            rig.got(0);
+            rig.got(6);
+            send(&mut rig, 1);
+            let copies: usize = ports.iter().map(|port| rig.port(*port).got.len()).sum();
+            assert_eq!(copies, ports.len() - 1 - usize::from(behind), "{what}");
+            assert_eq!(turn_loop(&mut rig, ports), usize::from(copies > 0), "{what}");
+            assert_eq!(rig.got(0).len(), usize::from(behind), "{what}");
+            assert_eq!(serials(&rig.got(6)), [1], "{what}");
+            // A sender that repeats itself is heard again.
+            rig.now += Ns::from_ms(200);
+            send(&mut rig, 1);
+            turn_loop(&mut rig, ports);
+            assert_eq!(serials(&rig.got(6)), [1], "{what}");
         }
-        // From a guest at port 0, or a host in the loop, whose frame enters by both.
-        for port in if behind { &[1, 2][..] } else { &[0] } {
-            rig.send(*port, &[frame(BROADCAST, mac(1), 0)]);
-        }
-        let turns = turn_loop(&mut rig);
-        assert_eq!(turns < 2 * usize::from(FLAP_MOVES), guarded, "{guarded} {behind}: {turns}");
-        if !guarded {
-            continue;
-        }
-        // From now on one copy goes into the loop, and none comes back out.
-        rig.got(0);
-        for port in if behind { &[1, 2][..] } else { &[0] } {
-            rig.send(*port, &[frame(BROADCAST, mac(1), 1)]);
-        }
-        let copies = rig.port(1).got.len() + rig.port(2).got.len();
-        assert_eq!((copies, turn_loop(&mut rig)), if behind { (0, 0) } else { (1, 1) });
-        assert_eq!(rig.got(0).len(), usize::from(behind));
     }
 }

@@ -1,0 +1,113 @@
+//! Floods: frames for all ports, and those that come back.
+//!
+//! In a loop through three ports or more, a flood comes back at the home of its source. With
+//! `loop-guard=block`, the address of a sender in a loop is blocked at all ports but its home, and
+//! not flooded to the port that was refused last. What is flooded to a third port of the loop comes
+//! back at the home, where nothing is refused, and would circulate endlessly. So each worker
+//! remembers the last frames with a blocked source that it flooded, and drops those that it sees
+//! again within [`WINDOW`]: a loop is faster, and an honest sender repeats itself less often.
+
+use std::sync::Arc;
+
+use super::bounds::MayFlood;
+use super::{Flow, Forwarder, Port, Source};
+use crate::flow::{self, fold_mul};
+use crate::frame::Frame;
+use crate::tenant::Tenants;
+use crate::time::{Instant, Ns};
+
+/// For how long a flooded frame is remembered.
+const WINDOW: Ns = Ns::from_ms(100);
+/// Frames remembered. Of more in one loop, each circulates until it is seen before another that
+/// takes its place.
+const FRAMES: usize = 256;
+
+/// Frames that were flooded, by hash.
+#[derive(Default)]
+pub(super) struct Echoes {
+    /// Empty until an address is blocked.
+    frames: Vec<(u64, Instant)>,
+    key: u64,
+}
+
+impl Echoes {
+    /// `key` prevents guests from choosing collisions.
+    pub fn new(key: u64) -> Self {
+        Self { frames: Vec::new(), key }
+    }
+
+    /// Hash of a frame, of its head and length.
+    pub fn hash(&self, head: &[u8], len: u32) -> u64 {
+        let mix = |hash: u64, word: u64| fold_mul(hash ^ word, 0x9e37_79b9_7f4a_7c15 ^ self.key);
+        let words = head.chunks(8).map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        });
+        words.fold(mix(!self.key, len.into()), mix)
+    }
+
+    /// Whether the frame was flooded within the window before `now`.
+    pub fn contains(&self, hash: u64, now: Instant) -> bool {
+        let at = hash as usize % FRAMES;
+        self.frames.get(at).is_some_and(|(known, at)| *known == hash && now - *at < WINDOW)
+    }
+
+    /// Records that the frame is flooded.
+    pub fn insert(&mut self, hash: u64, now: Instant) {
+        self.frames.resize(FRAMES, (0, Instant::START));
+        self.frames[hash as usize % FRAMES] = (hash, now);
+    }
+}
+
+impl Forwarder {
+    /// Adds frame `i` to a group of each other port, of those that rules permit for its VLAN;
+    /// false: it must be left.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn flood(
+        &mut self,
+        from: &Source,
+        (i, frame): (usize, &Frame),
+        (flow, vlan): (&mut Flow<'_>, u16),
+        rules: Option<(&Tenants, u16)>,
+        now: Instant,
+    ) -> bool {
+        let table = Arc::clone(&self.table);
+        let refused =
+            flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
+        let echo = refused.map(|_| self.echoes.hash(flow.head, frame.len));
+        if echo.is_some_and(|hash| self.echoes.contains(hash, now)) {
+            from.stats.drops_loop_guard.add(1);
+            return true;
+        }
+        let reaches = |port: &Port| {
+            let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
+            let is_other = port.id != from.port && refused != Some(port.id);
+            let takes = port.active() > 0 && !port.mirror.is_reserved();
+            is_other && takes && rules.is_none_or(permits)
+        };
+        let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
+        // With rules, the number depends on the frame's VLAN; with a loop, on its source.
+        let is_same = rules.is_none() && refused.is_none();
+        let ports = if is_same { self.made.ports(ports) } else { ports() };
+        match self.may_flood(from, (frame, flow.head), i == 0, ports, now) {
+            MayFlood::Yes => {}
+            MayFlood::Later => return false,
+            MayFlood::No => return true,
+        }
+        if let Some(hash) = echo {
+            self.echoes.insert(hash, now);
+        }
+        for port in table.iter().flatten() {
+            if reaches(port) {
+                let queue = self.queue_of(port.id, flow);
+                let at = self.group_for(port.id, queue);
+                let group = &mut self.groups[at];
+                group.floods |= 1 << group.picks.len();
+                group.picks.push(i as u16);
+            }
+        }
+        true
+    }
+}
