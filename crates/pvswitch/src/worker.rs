@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use switch::fair::Usage;
 use switch::fdb::PortId;
-use switch::forward::{Events, Findings, Forwarder, PortEvent, Table};
+use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
 use switch::schedule::{self, Effect, Scheduler, Then};
 use switch::time::{Instant, Ns};
@@ -171,21 +171,19 @@ impl Worker {
     fn retry(&mut self, all: bool) {
         let mut found = Findings::default();
         if self.forwarder.is_blocked() {
-            let mut began = self.now();
+            let began = self.now();
             let Self { forwarder, scheduler, pool, time, .. } = self;
-            found = forwarder.retry_with(all, *time, |(port, queue), egress| {
-                let end = pool.now();
-                let took = end - std::mem::replace(&mut began, end);
-                egress.stats.served_ns.add(took.get());
-                scheduler.record_delivery(pool::token(port, queue, false), took);
-            });
+            found = forwarder.retry_with(all, *time, charge_receivers(began, pool, scheduler));
         }
         self.scheduler.record_retry(all, found.wake, &self.forwarder);
         self.report(found.events);
     }
 
+    /// Notifies peers, and delivers held frames that rates permit, which is charged like a retry.
     fn notify_due(&mut self, now: Instant, rests: bool) {
-        let found = self.forwarder.notify_due(now, rests);
+        let began = if self.forwarder.delivers_due(now) { self.now() } else { now };
+        let Self { forwarder, scheduler, pool, .. } = self;
+        let found = forwarder.notify_due_with(now, rests, charge_receivers(began, pool, scheduler));
         self.scheduler.wake(found.wake);
         self.report(found.events);
     }
@@ -356,6 +354,20 @@ impl Worker {
         self.time = self.now();
         kicked.iter().for_each(|token| self.kick(*token));
         self.kicked = kicked;
+    }
+}
+
+/// Charges each receiver to which held frames were delivered since `began` for the time it took.
+fn charge_receivers(
+    mut began: Instant,
+    pool: &Pool,
+    scheduler: &mut Scheduler<Io>,
+) -> impl FnMut((PortId, u16), &EgressQueue) {
+    move |(port, queue), egress| {
+        let end = pool.now();
+        let took = end - std::mem::replace(&mut began, end);
+        egress.stats.served_ns.add(took.get());
+        scheduler.record_delivery(pool::token(port, queue, false), took);
     }
 }
 

@@ -394,7 +394,7 @@ impl Forwarder {
             drop(queue);
             done(at, egress);
         }
-        self.set_measures(false);
+        self.end_measures();
         self.send_copies(now);
         std::mem::take(&mut self.findings)
     }

@@ -1,6 +1,6 @@
 //! Notifications of peers that call policies delay, and frames that rates delay.
 
-use super::{Findings, Forwarder};
+use super::{EgressQueue, Findings, Forwarder};
 use crate::fdb::PortId;
 use crate::time::Instant;
 
@@ -21,11 +21,27 @@ impl Forwarder {
     /// [`Instant::NEVER`]). If the worker `rests` (found nothing, or goes to sleep), also those
     /// that only gather more frames. Before that, delivers held frames that rates permit by now.
     pub fn notify_due(&mut self, now: Instant, rests: bool) -> Findings {
-        if now < Instant::NEVER && self.paced.next().is_some_and(|at| at <= now) {
-            self.send_paced(now);
+        self.notify_due_with(now, rests, |_, _| {})
+    }
+
+    /// The same. `done` is called after each destination to which held frames were
+    /// [delivered](Self::delivers_due), so that the caller can charge its time.
+    pub fn notify_due_with(
+        &mut self,
+        now: Instant,
+        rests: bool,
+        done: impl FnMut((PortId, u16), &EgressQueue),
+    ) -> Findings {
+        if self.delivers_due(now) {
+            self.send_paced(now, done);
         }
         self.notify_late(now, rests);
         std::mem::take(&mut self.findings)
+    }
+
+    /// Whether [`notify_due`](Self::notify_due) delivers held frames at this time.
+    pub fn delivers_due(&self, now: Instant) -> bool {
+        now < Instant::NEVER && self.paced.next().is_some_and(|at| at <= now)
     }
 
     fn notify_late(&mut self, now: Instant, rests: bool) {

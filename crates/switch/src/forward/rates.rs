@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Forwarder, Port, Source};
+use super::{EgressQueue, Forwarder, Port, Source};
 use crate::account::{Limiter, RateLimits};
 use crate::fdb::PortId;
 use crate::frame::Burst;
@@ -131,11 +131,16 @@ impl Forwarder {
         due.is_some()
     }
 
-    /// Delivers held frames that rates permit by now.
+    /// Delivers held frames that rates permit by now. `done` is called after each destination.
     #[cold]
-    pub(super) fn send_paced(&mut self, now: Instant) {
+    pub(super) fn send_paced(
+        &mut self,
+        now: Instant,
+        mut done: impl FnMut((PortId, u16), &EgressQueue),
+    ) {
         let table = Arc::clone(&self.table);
         let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
+        self.set_measures(true);
         for (_, id, queue) in due {
             let port = table.get(usize::from(id.0)).and_then(Option::as_ref);
             let Some(port) = port.filter(|port| port.active() > queue) else { continue };
@@ -145,7 +150,10 @@ impl Forwarder {
             if !is_free && !self.pace(port, queue, now) {
                 self.block((id, queue), egress);
             }
+            drop(to);
+            done((id, queue), egress);
         }
+        self.end_measures();
         self.send_copies(now);
     }
 }

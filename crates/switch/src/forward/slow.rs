@@ -61,6 +61,13 @@ impl Forwarder {
         self.slow.measures = measures;
     }
 
+    /// Ends the deliveries of held frames, which were measured: the time of each was reported to
+    /// the caller, who charges the receiver, whether it was slow or not.
+    pub(super) fn end_measures(&mut self) {
+        self.slow.measures = false;
+        self.slow.deliveries.clear();
+    }
+
     /// Removes and returns the slow deliveries since the last call.
     pub fn take_slow_deliveries(&mut self) -> Vec<SlowDelivery> {
         std::mem::take(&mut self.slow.deliveries)

@@ -231,18 +231,15 @@ impl Worker {
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
             Effect::NotifyDue { rests } => {
-                let found = self.forwarder.notify_due(now, *rests);
+                let Self { forwarder, scheduler, clock, .. } = self;
+                let charge = charge_receivers(now, clock, scheduler);
+                let found = forwarder.notify_due_with(now, *rests, charge);
                 self.scheduler.wake(found.wake);
             }
             Effect::Retry { all, .. } => {
-                let mut began = now;
                 let Self { forwarder, scheduler, clock, .. } = self;
-                let found = forwarder.retry_with(*all, now, |(port, _), egress| {
-                    let end = Instant::from_ns(clock.load(Ordering::Relaxed));
-                    let took = end - std::mem::replace(&mut began, end);
-                    egress.stats.served_ns.add(took.get());
-                    scheduler.record_delivery(token(port.0), took);
-                });
+                let found =
+                    forwarder.retry_with(*all, now, charge_receivers(now, clock, scheduler));
                 self.scheduler.record_retry(*all, found.wake, &self.forwarder);
             }
             Effect::Pause => self.pass(Ns::new(100)),
@@ -297,6 +294,20 @@ impl Worker {
             Some(Effect::Wait { timeout, naps }) => (*timeout, *naps),
             other => panic!("no wait, but {other:?}"),
         }
+    }
+}
+
+/// Charges receivers of held frames for the time since `began`.
+fn charge_receivers(
+    mut began: Instant,
+    clock: &Clock,
+    scheduler: &mut Scheduler<Io>,
+) -> impl FnMut((PortId, u16), &EgressQueue) {
+    move |(port, _), egress| {
+        let end = Instant::from_ns(clock.load(Ordering::Relaxed));
+        let took = end - std::mem::replace(&mut began, end);
+        egress.stats.served_ns.add(took.get());
+        scheduler.record_delivery(token(port.0), took);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Whom a worker charges for what it does: what a queue owes is in the rounds that it waits.
 
 use super::*;
+use crate::account::{Limit, RateLimits};
 use crate::fair::QUANTUM;
 use crate::forward::SlowDelivery;
 
@@ -90,6 +91,51 @@ fn delivery_of_held_frames_is_charged_to_the_receiver_that_was_full() {
     );
     // One round, however long it took: its guest can answer.
     assert_eq!(worker.owed(), [0, 1]);
+}
+
+#[test]
+fn delivery_of_frames_held_for_a_rate_is_charged_to_their_receiver() {
+    let (mut worker, guest, receiver, port) = pair();
+    let frames = Some(Limit { per_second: 10, burst: 1 });
+    port.set_rates(RateLimits::default(), RateLimits { bits: None, frames });
+    receiver.room.store(4, Ordering::Relaxed);
+    guest.waiting.store(2, Ordering::Relaxed);
+    worker.round();
+    assert_eq!((receiver.took.load(Ordering::Relaxed), port.egress[0].held_frames()), (1, 1));
+    worker.clear_debt();
+    receiver.takes_ns.store(5_000_000, Ordering::Relaxed);
+    let due = worker.forwarder.next_notification().expect("a time");
+    worker.pass(due - worker.now());
+    worker.round();
+    assert_eq!((receiver.took.load(Ordering::Relaxed), port.egress[0].held_frames()), (2, 0));
+    assert_eq!(port.egress[0].stats.served_ns.get(), 5_000_000);
+    assert_eq!(worker.owed(), [0, 1], "one round at most");
+}
+
+/// Its time is known to the caller, who charges it; and no sender's turn is shorter by it.
+#[test]
+fn slow_delivery_of_held_frames_is_charged_once() {
+    let (mut worker, guest, receiver, port) = pair();
+    guest.waiting.store(4, Ordering::Relaxed);
+    worker.round();
+    worker.clear_debt();
+    // A page fault for each microsecond.
+    worker.forwarder.set_usage(|| {
+        let ns = SLOW_NS.with(|ns| ns.replace(ns.get() + 5_000_000));
+        let (time, faults) = (Ns::new(ns), ns / 1_000);
+        Usage { now: time, cpu: time, faults, ..Usage::default() }
+    });
+    receiver.takes_ns.store(5_000_000, Ordering::Relaxed);
+    receiver.room.store(4, Ordering::Relaxed);
+    worker.scheduler.kick_room(&port.egress[0], token(1));
+    worker.settle();
+    assert!(port.egress[0].is_slow(worker.now()), "it was measured");
+    assert!(worker.forwarder.take_slow_deliveries().is_empty());
+    assert_eq!(worker.owed(), [0, 1]);
+}
+
+thread_local! {
+    static SLOW_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// Issue 14, row 13.
