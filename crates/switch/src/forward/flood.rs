@@ -4,8 +4,9 @@
 //! `loop-guard=block`, the address of a sender in a loop is blocked at all ports but its home, and
 //! not flooded to the port that was refused last. What is flooded to a third port of the loop comes
 //! back at the home, where nothing is refused, and would circulate endlessly. So each worker
-//! remembers the last frames with a blocked source that it flooded, and drops those that it sees
-//! again within [`WINDOW`]: a loop is faster, and an honest sender repeats itself less often.
+//! remembers the last frames with a blocked source that it flooded from a port with the guard, and
+//! drops those that it sees again within [`WINDOW`]: a loop is faster, and an honest sender repeats
+//! itself less often.
 
 use std::sync::Arc;
 
@@ -76,7 +77,8 @@ impl Forwarder {
         let table = Arc::clone(&self.table);
         let refused =
             flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
-        let echo = refused.map(|_| self.echoes.hash(flow.head, frame.len));
+        let has_guard = self.port(from.port).is_some_and(|port| port.has_loop_guard());
+        let echo = refused.filter(|_| has_guard).map(|_| self.echoes.hash(flow.head, frame.len));
         if echo.is_some_and(|hash| self.echoes.contains(hash, now)) {
             from.stats.drops_loop_guard.add(1);
             return true;

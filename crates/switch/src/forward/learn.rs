@@ -12,6 +12,11 @@ impl Port {
     pub fn set_loop_guard(&self, seconds: u32) {
         self.loop_guard_s.store(seconds, Ordering::Relaxed);
     }
+
+    /// Whether it refuses addresses that flap.
+    pub(super) fn has_loop_guard(&self) -> bool {
+        self.loop_guard_s.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl Forwarder {

@@ -152,6 +152,12 @@ fn broadcast_in_a_loop_ends_with_the_guard_and_circulates_without() {
             send(&mut rig, 1);
             turn_loop(&mut rig, ports);
             assert_eq!(serials(&rig.got(6)), [1], "{what}");
+            // Without the guard, though the address is still blocked.
+            for port in ports {
+                rig.table[*port].as_ref().unwrap().set_loop_guard(0);
+            }
+            send(&mut rig, 2);
+            assert_eq!(turn_loop(&mut rig, ports), 1000, "{what}");
         }
     }
 }
