@@ -164,8 +164,8 @@ counters! {
         /// The source address is a group address or zero.
         drops_bad_source,
         /// The source address is another port's, from which it is not taken: it flaps, or is in
-        /// that port's `mac=`, and this port has `loop-guard=block`. Or it is refused elsewhere, and
-        /// the frame, which was flooded, came back from a loop.
+        /// that port's `mac=`, and this port has `loop-guard=block`. Or another port refuses the
+        /// address, and the frame, which was flooded, came back from a loop.
         drops_loop_guard,
         /// From a mirror port, or to one: it takes copies only.
         drops_mirror_port,
