@@ -242,10 +242,11 @@ impl VirtioEgress {
         }
     }
 
-    /// Delivers frames while each is one segment and fits one receive buffer in one region, the
-    /// common case; returns their number. The first other frame, or one without a buffer, is left
-    /// to [`deliver`](Self::deliver).
-    fn put_simple(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+    /// Delivers frames while each fits one receive buffer in one region, the common case, and
+    /// `ONE_SEG`: is one segment; returns their number. The first other frame, or one without a
+    /// buffer, is left to [`deliver`](Self::deliver).
+    #[inline(always)]
+    fn put_simple<const ONE_SEG: bool>(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
         let mut bytes = 0;
@@ -253,7 +254,10 @@ impl VirtioEgress {
         for (pick, chain) in picks.iter().zip(&taken.chains[*next..]) {
             let frame = &burst.frames[usize::from(*pick)];
             let total = frame.len + format.hdr_len;
-            let ([body], [buf]) = (burst.segs(frame), taken.writes(chain)) else { break };
+            let (body, [buf]) = (burst.segs(frame), taken.writes(chain)) else { break };
+            if ONE_SEG && body.len() != 1 {
+                break;
+            }
             let fits = buf.len >= total && chain.reads == 0;
             if !fits || (frame.len > format.frame_len_max && frame.hdr.gso_size == 0) {
                 break;
@@ -268,7 +272,12 @@ impl VirtioEgress {
             }
             let head = burst.head(usize::from(*pick));
             to.write(head);
-            to.copy_from(body.skip(head.len() as u32));
+            let mut skip = head.len() as u32;
+            for seg in if ONE_SEG { &body[..1] } else { body } {
+                let rest = seg.skip(skip);
+                skip -= seg.len() - rest.len();
+                to.copy_from(rest);
+            }
             queue.put(chain, total);
             bytes += u64::from(frame.len);
             done += 1;
@@ -277,6 +286,12 @@ impl VirtioEgress {
         stats.frames.add(done as u64);
         stats.bytes.add(bytes);
         done
+    }
+
+    /// The same for frames of any number of segments: out of line, as it slowed the usual loop.
+    #[inline(never)]
+    fn put_segs(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+        self.put_simple::<false>(burst, picks)
     }
 
     /// As [`put`](Egress::put), for frames of which some are in granted memory.
@@ -529,7 +544,8 @@ impl Egress for VirtioEgress {
         }
         let mut done = 0;
         while done < picks.len() {
-            done += self.put_simple(burst, &picks[done..]);
+            done += self.put_simple::<true>(burst, &picks[done..]);
+            done += self.put_segs(burst, &picks[done..]);
             let Some(pick) = picks.get(done) else { break };
             if !self.put_one(burst, *pick, done == 0, None)? {
                 return Ok(done);
