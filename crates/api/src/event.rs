@@ -3,15 +3,18 @@
 //! ```text
 //!   id: 17
 //!   event: port-up
-//!   data: {"event":"port-up","seq":17,"time_ms":1764042000000,"port":"vm1"}
+//!   data: {"event":"port-up","port":"vm1","seq":17,"severity":"info","time_ms":1764042000000}
 //! ```
 //! A client that reads too slowly loses events, never the latest state of the switch: a `lost`
 //! event says how many, and `GET /v1/status` how things are.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Most bytes of events that wait for one client; further events are lost to it.
 pub const WAITING_MAX: usize = 65_536;
+/// Number of events that a switch keeps.
+pub const KEPT_MAX: usize = 100;
 /// Most clients that receive events at a time.
 pub const STREAMS_MAX: usize = 16;
 
@@ -23,6 +26,18 @@ pub enum Way {
     In,
     /// To the guest.
     Out,
+}
+
+/// How much an event concerns an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Normal operation.
+    Info,
+    /// A guest or a network that may need attention.
+    Warning,
+    /// A guest broke its protocol.
+    Error,
 }
 
 /// What happened.
@@ -131,11 +146,38 @@ impl Event {
         value["event"].as_str().unwrap_or_default().into()
     }
 
-    /// As text of a stream. `seq`: its number, from 1, without gaps; `time_ms`: since 1970.
-    pub fn text(&self, seq: u64, time_ms: u64) -> String {
+    /// How much it concerns an operator.
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::Fault { .. } => Severity::Error,
+            Self::PortDown { .. }
+            | Self::Stalled { .. }
+            | Self::MacFlaps { .. }
+            | Self::Lost { .. } => Severity::Warning,
+            Self::PortAdded { .. }
+            | Self::PortRemoved { .. }
+            | Self::PortUp { .. }
+            | Self::Recovered { .. }
+            | Self::MacMoved { .. }
+            | Self::RateLimited { .. }
+            | Self::Reload { .. }
+            | Self::Upgrade { .. }
+            | Self::Shutdown {} => Severity::Info,
+        }
+    }
+
+    /// As an object. `seq`: its number, from 1, without gaps; `time_ms`: since 1970.
+    pub fn json(&self, seq: u64, time_ms: u64) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
+        value["severity"] = serde_json::to_value(self.severity()).unwrap_or_default();
         value["seq"] = seq.into();
         value["time_ms"] = time_ms.into();
+        value
+    }
+
+    /// As text of a stream, likewise.
+    pub fn text(&self, seq: u64, time_ms: u64) -> String {
+        let value = self.json(seq, time_ms);
         format!("id: {seq}\nevent: {}\ndata: {value}\n\n", self.name())
     }
 }

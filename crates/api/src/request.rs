@@ -36,6 +36,7 @@ pub enum Request {
     Upgrade { program: Option<PathBuf> },
     Shutdown,
     Events,
+    LastEvents,
     Openapi,
 }
 

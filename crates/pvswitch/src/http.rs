@@ -269,6 +269,7 @@ async fn reply(request: &hyper::Request<Incoming>, site: &Site) -> Response<Full
         "/stats" => control.call(Request::Stats).await.map(|v| (format!("{v}\n"), JSON)),
         "/show" => control.call(Request::Show).await.map(|v| (format!("{v}\n"), JSON)),
         "/fdb" => control.call(Request::Fdb).await.map(|v| (format!("{v}\n"), JSON)),
+        "/events" => control.call(Request::LastEvents).await.map(|v| (format!("{v}\n"), JSON)),
         "/live" => site.live.reply(since(request.uri().query())).await.map(|text| (text, JSON)),
         "/metrics" => match (control.call(Request::Show).await, control.call(Request::Stats).await)
         {
@@ -278,7 +279,7 @@ async fn reply(request: &hyper::Request<Incoming>, site: &Site) -> Response<Full
             _ => None,
         },
         _ => {
-            let known = "not found: use /, /metrics, /stats, /show, /fdb or /live\n";
+            let known = "not found: use /, /metrics, /stats, /show, /fdb, /events or /live\n";
             return plain(StatusCode::NOT_FOUND, known);
         }
     };

@@ -81,6 +81,7 @@ pub(super) fn schemas() -> Vec<(&'static str, Value)> {
         ("Document", json!({ "type": "object", "description": "An OpenAPI description" })),
         ("Problem", problem()),
         ("Event", event()),
+        ("Events", object(vec![("events", list(named("Event")), "at most 100")], vec![])),
     ];
     switch.into()
 }
@@ -415,6 +416,7 @@ fn event() -> Value {
     let one = |(name, fields): (&str, Vec<Member>)| {
         let common = vec![
             ("event", json!({ "const": name }), ""),
+            ("severity", one_of(&["info", "warning", "error"]), ""),
             ("seq", count(), "number of the event, from 1, without gaps"),
             ("time_ms", count(), "milliseconds since 1970"),
         ];

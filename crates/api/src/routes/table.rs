@@ -229,6 +229,7 @@ pub const OPERATIONS: &[Operation] = &[
         reply: Reply::Events,
         ..get("events", "/v1/events", "", "Returns events as they happen, as server-sent events")
     },
+    get("last-events", "/v1/events/last", "Events", "Returns the last events, the latest last"),
     Operation {
         server: Server::Both,
         ..get("openapi", "/openapi.json", "Document", "Returns the description of this interface")

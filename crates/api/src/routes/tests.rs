@@ -53,6 +53,7 @@ fn all() -> Vec<Request> {
         Request::Upgrade { program: None },
         Request::Shutdown,
         Request::Events,
+        Request::LastEvents,
         Request::Openapi,
     ]
 }

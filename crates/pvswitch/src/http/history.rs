@@ -31,6 +31,7 @@ struct Sample {
 pub struct History {
     show: Value,
     stats: Value,
+    events: Value,
     samples: VecDeque<Sample>,
 }
 
@@ -68,7 +69,7 @@ impl History {
     }
 
     /// Adds replies of the switch.
-    pub fn add(&mut self, show: Value, stats: Value) {
+    pub fn add(&mut self, show: Value, stats: Value, events: Value) {
         let time = |stats: &Value| stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
         let (at, before) = (time(&stats), time(&self.stats));
         // After a pause a rate over all of it would be no sample.
@@ -81,7 +82,7 @@ impl History {
         {
             self.samples.pop_front();
         }
-        (self.show, self.stats) = (show, stats);
+        (self.show, self.stats, self.events) = (show, stats, events);
     }
 
     /// The last replies, and the samples after the time `since`.
@@ -91,6 +92,7 @@ impl History {
             "ok": true,
             "show": self.show,
             "stats": self.stats,
+            "events": self.events,
             "kept_s": KEPT_S,
             "samples": samples.collect::<Vec<_>>(),
         })
@@ -170,7 +172,7 @@ mod tests {
 
     fn history(samples: &[(u64, &[(&str, u64)])]) -> History {
         let mut history = History::default();
-        samples.iter().for_each(|(secs, ports)| history.add(json!({}), stats(*secs, ports)));
+        samples.iter().for_each(|(secs, ports)| history.add(json!({}), stats(*secs, ports), json!([])));
         history
     }
 
@@ -200,7 +202,7 @@ mod tests {
         let ports = |n| names.iter().map(|name| (name.as_str(), n)).collect::<Vec<_>>();
         let mut history = History::default();
         for secs in 1..=400 {
-            history.add(json!({}), stats(secs, &ports(secs)));
+            history.add(json!({}), stats(secs, &ports(secs)), json!([]));
         }
         let reply = history.reply(0.0);
         assert_eq!(list(&reply["samples"]).len(), SAMPLES_MAX);
@@ -208,7 +210,7 @@ mod tests {
         assert_eq!(last["ports"].as_object().unwrap().len(), PORTS_MAX);
         assert_eq!(last["total"][0], 3_000);
         // Later, all of them are too old; the pause itself is no sample.
-        history.add(json!({}), stats(2_000, &[]));
+        history.add(json!({}), stats(2_000, &[]), json!([]));
         assert_eq!(history.reply(0.0)["samples"], json!([]));
     }
 }

@@ -82,7 +82,8 @@ impl Live {
     async fn sample(&self) -> Option<()> {
         let show = self.control.call(Request::Show).await?;
         let stats = self.control.call(Request::Stats).await?;
-        self.lock().history.add(show, stats);
+        let events = self.control.call(Request::LastEvents).await?;
+        self.lock().history.add(show, stats, events["events"].clone());
         Some(())
     }
 

@@ -269,6 +269,8 @@ impl System {
             Ok(Routed { request: Request::Events, operation }) if incoming.method == "GET" => {
                 match self.subscribe() {
                     Ok(()) => {
+                        // What happened before is not for this client.
+                        self.publish_changes();
                         self.watch_ports();
                         client.events = Some(Waiting::default());
                         return client.session.reply(&operation.respond(&Value::Null));
@@ -348,8 +350,10 @@ impl System {
     }
 
     /// Sends an event to each client that receives them.
-    pub(super) fn send_event(&mut self, event: &api::event::Event, seq: u64) {
-        let time_ms = super::events::time_ms();
+    pub(super) fn send_event(&mut self, event: &api::event::Event, seq: u64, time_ms: u64) {
+        if self.clients.streams() == 0 {
+            return;
+        }
         let text = event.text(seq, time_ms);
         let tokens: Vec<_> = self.clients.all.keys().copied().collect();
         for token in tokens {

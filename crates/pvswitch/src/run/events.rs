@@ -1,16 +1,19 @@
-//! Events for clients of the control socket. Without such a client there is nothing to do: a
-//! switch that is idle stays asleep.
+//! Events for clients of the control socket and for the page of `--http`. Without either, only
+//! events that cost nothing to detect are kept: a switch that is idle stays asleep.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api::event::{Event, Way};
+use api::event::{Event, KEPT_MAX, Way};
+use serde_json::{Value, json};
 use switch::fdb::{Flap, Mac, PortId};
 
 use super::{PortState, System};
 
 /// Interval at which limited frames and moved addresses are counted, while there is a client.
 const SAMPLE: Duration = Duration::from_secs(1);
+/// For how long all events are detected after a request for the last ones.
+const WATCHED: Duration = Duration::from_secs(5);
 
 /// Milliseconds since 1970.
 pub(super) fn time_ms() -> u64 {
@@ -61,8 +64,12 @@ pub(super) struct Events {
     seq: u64,
     /// What clients know; empty while there are none.
     known: BTreeMap<String, Known>,
-    /// Whether there are clients.
+    /// The last ones: number, time in ms since 1970, and event.
+    last: VecDeque<(u64, u64, Event)>,
+    /// Whether ports are compared.
     is_watched: bool,
+    /// Until when they are without a client of the stream.
+    watched_until: Option<Instant>,
     /// When counters are compared next.
     samples_at: Option<Instant>,
 }
@@ -75,14 +82,24 @@ impl Events {
 }
 
 impl System {
-    /// Sends an event, if there is a client for it.
+    /// Keeps an event, and sends it to all clients that receive events.
     pub(super) fn publish(&mut self, event: Event) {
-        if !self.events.is_watched {
-            return;
-        }
         self.events.seq += 1;
-        let seq = self.events.seq;
-        self.send_event(&event, seq);
+        let (seq, time_ms) = (self.events.seq, time_ms());
+        self.send_event(&event, seq, time_ms);
+        if self.events.last.len() == KEPT_MAX {
+            self.events.last.pop_front();
+        }
+        self.events.last.push_back((seq, time_ms, event));
+    }
+
+    /// The last events. More kinds of them are detected for some seconds: somebody looks at them.
+    pub(super) fn last_events(&mut self) -> Value {
+        self.watch_ports();
+        self.events.watched_until = Some(Instant::now() + WATCHED);
+        let last = self.events.last.iter();
+        let last = last.map(|(seq, time_ms, event)| event.json(*seq, *time_ms));
+        json!({ "events": last.collect::<Vec<_>>() })
     }
 
     /// Sends the event of an address that flaps to port `id`.
@@ -111,10 +128,12 @@ impl System {
 
     /// Sends the events of ports that changed since the last call: added, removed, up, down.
     pub(super) fn publish_changes(&mut self) {
-        let is_watched = self.clients.streams() > 0;
+        let is_watched = self.clients.streams() > 0
+            || self.events.watched_until.is_some_and(|until| Instant::now() < until);
         if !is_watched {
             if self.events.is_watched {
-                self.events = Events { seq: self.events.seq, ..Events::default() };
+                let (seq, last) = (self.events.seq, std::mem::take(&mut self.events.last));
+                self.events = Events { seq, last, ..Events::default() };
             }
             return;
         }

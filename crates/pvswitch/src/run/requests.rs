@@ -62,6 +62,7 @@ impl System {
             Request::Workers => Ok(json!({ "workers": self.workers() })),
             Request::Accounts => Ok(self.accounts()),
             Request::Fdb => Ok(self.fdb()),
+            Request::LastEvents => Ok(self.last_events()),
             Request::FdbAdd { mac, port, vlan } => self.fdb_add(mac, port, *vlan),
             Request::FdbDel { mac, vlan } => self.fdb_del(mac, *vlan),
             Request::Set { settings } => self.set(None, None, settings),
