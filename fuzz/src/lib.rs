@@ -5,6 +5,7 @@
 //! * `cargo test` in this directory: a short seeded run on the stable toolchain, part of CI.
 //! * `cargo run --bin ring_image -- FILE`: repeats one input, on the stable toolchain.
 
+pub mod http_request;
 pub mod mutate;
 pub mod poll_policy;
 pub mod ring_image;

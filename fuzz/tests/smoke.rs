@@ -6,7 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
-use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring, xenstore};
+use pvswitch_fuzz::{
+    http_request, poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring, xenstore,
+};
 
 /// How long each target runs, in ms.
 const MS: u64 = 2000;
@@ -141,6 +143,22 @@ fn xenstore_holds_and_is_refused_in_every_way() {
         "EPERM",
     ];
     assert_eq!(sum.errors.into_iter().collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn http_request_holds_and_is_refused_in_every_way() {
+    let mut sum = http_request::Seen::default();
+    assert_holds("http_request", http_request::seeds(), |data| {
+        let seen = http_request::explore(data);
+        sum.requests += seen.requests;
+        sum.operations.extend(seen.operations);
+        sum.invalid.extend(seen.invalid);
+        sum.refused.extend(seen.refused);
+        sum.continued += seen.continued;
+    });
+    assert!(sum.requests > 0 && sum.continued > 0 && sum.operations.len() >= 10, "{sum:?}");
+    assert_eq!(sum.invalid.into_iter().collect::<Vec<_>>(), [400, 413, 414, 417, 431, 505]);
+    assert_eq!(sum.refused.into_iter().collect::<Vec<_>>(), [400, 404, 405, 415]);
 }
 
 #[test]

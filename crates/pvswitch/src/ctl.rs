@@ -105,6 +105,9 @@ fn set_number(
     }
 }
 
+/// Fields of an event that are for programs.
+const HIDDEN: [&str; 4] = ["event", "seq", "severity", "time_ms"];
+
 /// Prints events until the switch ends.
 fn events(path: &Path, json: bool) -> Result<(), AnyError> {
     let stream = Client::connect(path)?.open(&Request::Events)?;
@@ -117,8 +120,7 @@ fn events(path: &Path, json: bool) -> Result<(), AnyError> {
             continue;
         }
         let event: Map<String, Value> = serde_json::from_str(data)?;
-        let fields =
-            event.iter().filter(|(key, _)| !["event", "seq", "time_ms"].contains(&&***key));
+        let fields = event.iter().filter(|(key, _)| !HIDDEN.contains(&&***key));
         let fields = fields.map(|(key, value)| match value {
             Value::String(text) => format!(" {key}={}", text.escape_debug()),
             other => format!(" {key}={other}"),

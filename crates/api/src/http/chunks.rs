@@ -38,6 +38,11 @@ impl Chunks {
         Self { at: At::Size, body: Vec::new() }
     }
 
+    /// Number of bytes of the body so far.
+    pub(super) fn kept(&self) -> usize {
+        self.body.len()
+    }
+
     /// Takes bytes from the front of `buffer`; returns the body once it is complete.
     ///
     /// # Errors
@@ -45,7 +50,7 @@ impl Chunks {
     pub(super) fn take(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Vec<u8>>, Problem> {
         loop {
             match self.at {
-                At::Size => match parse_chunk_size(buffer) {
+                At::Size => match parse_chunk_size(&buffer[..buffer.len().min(LINE_MAX)]) {
                     Ok(Status::Complete((used, size))) => {
                         if size > (BODY_MAX - self.body.len()) as u64 {
                             return Err(super::decoder::too_large(None));
@@ -75,8 +80,9 @@ impl Chunks {
                 },
                 At::Trailer => {
                     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
-                    return match parse_headers(buffer, &mut fields) {
-                        Ok(Status::Complete((used, _))) if used <= HEAD_MAX => {
+                    let trailer = &buffer[..buffer.len().min(HEAD_MAX)];
+                    return match parse_headers(trailer, &mut fields) {
+                        Ok(Status::Complete((used, _))) => {
                             buffer.drain(..used);
                             Ok(Some(std::mem::take(&mut self.body)))
                         }

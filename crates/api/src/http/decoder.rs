@@ -85,6 +85,20 @@ impl Decoder {
         !self.failed && (self.pending.is_some() || !self.buffer.is_empty())
     }
 
+    /// Whether the head of a request has been received, and its body is not complete.
+    pub fn has_head(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Number of received bytes that it keeps.
+    pub fn kept(&self) -> usize {
+        let body = match &self.pending {
+            Some((_, Body::Chunked(chunks))) => chunks.kept(),
+            _ => 0,
+        };
+        self.buffer.len() + body
+    }
+
     /// Takes the next request.
     pub fn take(&mut self) -> Step {
         if self.failed {
@@ -134,21 +148,22 @@ impl Decoder {
 
     /// Parses the head of a request. Returns whether its client waits for `100 Continue`.
     fn head(&mut self) -> Result<Option<bool>, Problem> {
-        let is_one_line = || !self.buffer[..HEAD_MAX].contains(&b'\n');
-        if self.buffer.len() >= HEAD_MAX && is_one_line() {
-            return Err(too_long(414, "the line of the request"));
-        }
+        // The same problem is found if more of the head has arrived, or less.
+        let buffer = &self.buffer[..self.buffer.len().min(HEAD_MAX)];
         let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut head = httparse::Request::new(&mut fields);
-        let used = match head.parse(&self.buffer) {
-            Ok(Status::Complete(used)) if used <= HEAD_MAX => used,
-            Ok(Status::Partial) if self.buffer.len() < HEAD_MAX => return Ok(None),
-            Ok(_) => return Err(too_long(431, "the head of the request")),
+        let used = match head.parse(buffer) {
+            Ok(Status::Complete(used)) => used,
+            Ok(Status::Partial) if buffer.len() < HEAD_MAX => return Ok(None),
+            Ok(Status::Partial) if !buffer.contains(&b'\n') => {
+                return Err(too_long(414, "the line of the request"));
+            }
+            Ok(Status::Partial) => return Err(too_long(431, "the head of the request")),
             Err(Error::TooManyHeaders) => {
                 let what = format!("more than {HEADERS_MAX} header fields");
                 return Err(Problem::new(431, what, "send fewer fields").at("header"));
             }
-            Err(Error::Version) if self.buffer.windows(6).any(|bytes| bytes == b"HTTP/2") => {
+            Err(Error::Version) if version(buffer).starts_with(b"HTTP/2") => {
                 let what = "HTTP/2 and later versions are not supported";
                 return Err(Problem::new(505, what, "use HTTP/1.1"));
             }
@@ -183,6 +198,12 @@ impl Decoder {
         self.buffer.drain(..used);
         Ok(Some(waits))
     }
+}
+
+/// The last word of the first line.
+fn version(buffer: &[u8]) -> &[u8] {
+    let line = buffer.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.split(|byte| *byte == b' ').nth(2).unwrap_or_default()
 }
 
 /// Values of the fields of this name.

@@ -172,7 +172,9 @@ mod tests {
 
     fn history(samples: &[(u64, &[(&str, u64)])]) -> History {
         let mut history = History::default();
-        samples.iter().for_each(|(secs, ports)| history.add(json!({}), stats(*secs, ports), json!([])));
+        samples
+            .iter()
+            .for_each(|(secs, ports)| history.add(json!({}), stats(*secs, ports), json!([])));
         history
     }
 
