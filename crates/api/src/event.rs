@@ -8,6 +8,8 @@
 //! A client that reads too slowly loses events, never the latest state of the switch: a `lost`
 //! event says how many, and `GET /v1/status` how things are.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -166,6 +168,25 @@ impl Event {
         }
     }
 
+    /// The port whose peer causes it.
+    fn port(&self) -> Option<&str> {
+        match self {
+            Self::PortAdded { port }
+            | Self::PortRemoved { port }
+            | Self::PortUp { port }
+            | Self::PortDown { port }
+            | Self::Fault { port, .. }
+            | Self::Stalled { port, .. }
+            | Self::Recovered { port, .. }
+            | Self::MacMoved { port, .. }
+            | Self::MacFlaps { to: port, .. }
+            | Self::RateLimited { port, .. } => Some(port),
+            Self::Reload { .. } | Self::Upgrade { .. } | Self::Shutdown {} | Self::Lost { .. } => {
+                None
+            }
+        }
+    }
+
     /// As an object. `seq`: its number, from 1, without gaps; `time_ms`: since 1970.
     pub fn json(&self, seq: u64, time_ms: u64) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
@@ -179,6 +200,33 @@ impl Event {
     pub fn text(&self, seq: u64, time_ms: u64) -> String {
         let value = self.json(seq, time_ms);
         format!("id: {seq}\nevent: {}\ndata: {value}\n\n", self.name())
+    }
+}
+
+/// The last events of a switch, [`KEPT_MAX`] at most. When full, the oldest of the port that has
+/// most of them goes: a guest that connects again and again displaces its own events only.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Number, time in ms since 1970, and event, in order.
+    events: VecDeque<(u64, u64, Event)>,
+}
+
+impl Kept {
+    /// Adds an event.
+    pub fn add(&mut self, seq: u64, time_ms: u64, event: Event) {
+        self.events.push_back((seq, time_ms, event));
+        if self.events.len() > KEPT_MAX {
+            let mut counts = BTreeMap::<Option<&str>, usize>::new();
+            self.events.iter().for_each(|(.., e)| *counts.entry(e.port()).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(port, _)| port);
+            let oldest = self.events.iter().position(|(.., event)| Some(event.port()) == most);
+            self.events.remove(oldest.unwrap_or(0));
+        }
+    }
+
+    /// As a list of objects, the oldest first.
+    pub fn json(&self) -> Vec<Value> {
+        self.events.iter().map(|(seq, time_ms, event)| event.json(*seq, *time_ms)).collect()
     }
 }
 
@@ -215,6 +263,22 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guest_that_reconnects_again_and_again_displaces_its_own_events_only() {
+        let mut kept = Kept::default();
+        kept.add(1, 0, Event::Fault { port: "b".into(), cause: "x".into() });
+        for seq in 2..1000 {
+            kept.add(seq, 0, Event::PortUp { port: "a".into() });
+        }
+        kept.add(1000, 0, Event::PortUp { port: "c".into() });
+        let events = kept.json();
+        assert_eq!(events.len(), KEPT_MAX);
+        assert_eq!((&events[0]["seq"], &events[0]["port"]), (&1.into(), &"b".into()));
+        assert_eq!(events[1]["seq"], 1000 - 98);
+        assert_eq!(events[KEPT_MAX - 1]["port"], "c");
+        assert!(events.is_sorted_by_key(|event| event["seq"].as_u64()));
+    }
 
     #[test]
     fn an_event_is_one_line_of_json_whatever_its_texts() {

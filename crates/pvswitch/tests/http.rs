@@ -6,9 +6,10 @@ use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Dir, Gen, Switch, pvswitch};
+use common::{Dir, Gen, Switch, pvswitch, wait_for};
 use serde_json::Value;
 
 const DASHBOARD: &str =
@@ -193,6 +194,43 @@ fn json_equals_that_of_ctl_and_the_page_has_no_external_resources() {
 }
 
 /// Number of times that the HTTP thread gave up the CPU: it slept, or waited.
+#[test]
+fn last_events_are_those_of_the_control_socket_with_their_severity() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &["--http", "0"], &[dir.port("a", "")]);
+    let address = address(&switch);
+    let events = || -> Vec<Value> {
+        let answer: Value = serde_json::from_str(&ask(&address, "GET", "/events").body).unwrap();
+        answer["events"].as_array().unwrap().clone()
+    };
+    assert_eq!(events(), Vec::<Value>::new());
+    // Ports are compared while somebody looks.
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + 2 * PATIENCE;
+            while !over.load(Ordering::Relaxed) && Instant::now() < end {
+                events();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let guest = Gen::start(&dir.path("a"), &["--mode", "sink"]);
+        switch.wait_up("a", true);
+        drop(guest);
+        switch.wait_up("a", false);
+        over.store(true, Ordering::Relaxed);
+    });
+    let of = |events: &[Value], key: &str| -> Vec<String> {
+        events.iter().map(|event| event[key].as_str().unwrap().into()).collect()
+    };
+    wait_for("both events", || events().len() == 2);
+    let seen = events();
+    assert_eq!(of(&seen, "event"), ["port-up", "port-down"]);
+    assert_eq!(of(&seen, "severity"), ["info", "warning"]);
+    assert_eq!(of(&seen, "port"), ["a", "a"]);
+    assert_eq!(ask(&address, "POST", "/events").status, 405);
+}
+
 fn waits_of_http(switch: &Switch) -> u64 {
     let tasks = format!("/proc/{}/task", switch.process.0.id());
     let tasks = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());

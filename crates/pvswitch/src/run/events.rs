@@ -1,10 +1,10 @@
 //! Events for clients of the control socket and for the page of `--http`. Without either, only
 //! events that cost nothing to detect are kept: a switch that is idle stays asleep.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api::event::{Event, KEPT_MAX, Way};
+use api::event::{Event, Kept, Way};
 use serde_json::{Value, json};
 use switch::fdb::{Flap, Mac, PortId};
 
@@ -64,8 +64,8 @@ pub(super) struct Events {
     seq: u64,
     /// What clients know; empty while there are none.
     known: BTreeMap<String, Known>,
-    /// The last ones: number, time in ms since 1970, and event.
-    last: VecDeque<(u64, u64, Event)>,
+    /// The last ones.
+    last: Kept,
     /// Whether ports are compared.
     is_watched: bool,
     /// Until when they are without a client of the stream.
@@ -87,19 +87,14 @@ impl System {
         self.events.seq += 1;
         let (seq, time_ms) = (self.events.seq, time_ms());
         self.send_event(&event, seq, time_ms);
-        if self.events.last.len() == KEPT_MAX {
-            self.events.last.pop_front();
-        }
-        self.events.last.push_back((seq, time_ms, event));
+        self.events.last.add(seq, time_ms, event);
     }
 
     /// The last events. More kinds of them are detected for some seconds: somebody looks at them.
     pub(super) fn last_events(&mut self) -> Value {
         self.watch_ports();
         self.events.watched_until = Some(Instant::now() + WATCHED);
-        let last = self.events.last.iter();
-        let last = last.map(|(seq, time_ms, event)| event.json(*seq, *time_ms));
-        json!({ "events": last.collect::<Vec<_>>() })
+        json!({ "events": self.events.last.json() })
     }
 
     /// Sends the event of an address that flaps to port `id`.
