@@ -6,7 +6,8 @@
 //!   bytes   ...
 //! ```
 //! What is found does not depend on where the bytes are split: all at once, one by one, and in two
-//! parts there are the same requests and the same problem. The decoder keeps no more than a head and
+//! parts there are the same requests and the same problem. The decoder keeps no more than a
+//! head and
 //! a body. A request that is found, written out again, is the same; one that is an operation passes
 //! through the client's encoding unchanged.
 
