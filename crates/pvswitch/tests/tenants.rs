@@ -39,7 +39,12 @@ fn send(
     };
     let before = seen();
     let args = ["--mac", &mac(from), "--peer", &mac(to), "--frames", "100", "--rate", "5k"];
-    let sent = Gen::start(&dir.path(port), &args).report();
+    let kind = switch.port("show", port)["kind"].clone();
+    let sent = match kind.as_str() {
+        Some(at) if at.starts_with("xen-local:") => Gen::connect(at, &args),
+        _ => Gen::start(&dir.path(port), &args),
+    };
+    let sent = sent.report();
     assert_eq!(sent["sent_frames"], 100, "{sent}");
     switch.wait_up(port, false);
     let after = seen();
@@ -95,6 +100,22 @@ fn spoofing_third_is_dropped_until_its_rules_permit_the_address() {
     switch.json(&["set", "c", "mac=none", "ip=none"]);
     assert_eq!((rules(&switch, "c"), rules(&switch, "a")), (Value::Null, Value::Null));
     assert_eq!(send(&switch, &dir, ("c", 9), 2, spoofed, "b"), (0, 100));
+}
+
+#[test]
+fn xen_guest_that_spoofs_is_dropped_too() {
+    let dir = Dir::new();
+    let x = format!("x=xen-local:{},mac={},ip=10.0.0.3", dir.text("x"), mac(3));
+    let switch = Switch::start(&dir, &[], &[dir.port("b", ""), x]);
+    let _b = sink(&switch, &dir, "b", 2);
+    assert_eq!(send(&switch, &dir, ("x", 3), 2, "drops_spoofed_mac", "b"), (0, 100));
+    let (dropped, got) = send(&switch, &dir, ("x", 1), 2, "drops_spoofed_mac", "b");
+    assert!(dropped >= 100 && got == 0, "{dropped} {got}");
+    switch.json(&["set", "x", &format!("mac={}+{}", mac(3), mac(1))]);
+    let (dropped, got) = send(&switch, &dir, ("x", 1), 2, "drops_spoofed_ip", "b");
+    assert!(dropped >= 100 && got == 0, "{dropped} {got}");
+    switch.json(&["set", "x", "ip=none", "mac=none"]);
+    assert_eq!(send(&switch, &dir, ("x", 1), 2, "drops_spoofed_mac", "b"), (0, 100));
 }
 
 #[test]
