@@ -4,14 +4,16 @@
 //! `loop-guard=block`, the address of a sender in a loop is blocked at all ports but its home, and
 //! not flooded to the port that was refused last. What is flooded to a third port of the loop comes
 //! back at the home, where nothing is refused, and would circulate endlessly. So each worker
-//! remembers the last frames with a blocked source that it flooded from a port with the guard, and
-//! drops those that it sees again within [`WINDOW`]: a loop is faster, and an honest sender repeats
+//! remembers the frames with a blocked source that it flooded from a port with the guard, for
+//! [`WINDOW`], and drops those that it sees again: a loop is faster, and an honest sender repeats
 //! itself less often.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::bounds::MayFlood;
 use super::{Flow, Forwarder, Port, Source};
+use crate::fdb::PortId;
 use crate::flow::{self, fold_mul};
 use crate::frame::Frame;
 use crate::tenant::Tenants;
@@ -19,22 +21,21 @@ use crate::time::{Instant, Ns};
 
 /// For how long a flooded frame is remembered.
 const WINDOW: Ns = Ns::from_ms(100);
-/// Frames remembered. Of more in one loop, each circulates until it is seen before another that
-/// takes its place.
-const FRAMES: usize = 256;
+/// Frames remembered for a port. More in one window are dropped: one that is not remembered could
+/// circulate.
+pub(super) const FRAMES: usize = 256;
 
-/// Frames that were flooded, by hash.
-#[derive(Default)]
+/// Frames that were flooded, by the port that they came from.
 pub(super) struct Echoes {
-    /// Empty until an address is blocked.
-    frames: Vec<(u64, Instant)>,
+    /// Hashes of frames, the oldest first; none is there twice.
+    ports: BTreeMap<PortId, VecDeque<(u64, Instant)>>,
     key: u64,
 }
 
 impl Echoes {
     /// `key` prevents guests from choosing collisions.
     pub fn new(key: u64) -> Self {
-        Self { frames: Vec::new(), key }
+        Self { ports: BTreeMap::new(), key }
     }
 
     /// Hash of a frame, of its head and length.
@@ -48,16 +49,19 @@ impl Echoes {
         words.fold(mix(!self.key, len.into()), mix)
     }
 
-    /// Whether the frame was flooded within the window before `now`.
-    pub fn contains(&self, hash: u64, now: Instant) -> bool {
-        let at = hash as usize % FRAMES;
-        self.frames.get(at).is_some_and(|(known, at)| *known == hash && now - *at < WINDOW)
+    /// Whether a frame from this port may be flooded: it was not within the window before `now`,
+    /// and there is room to remember it.
+    pub fn permit(&mut self, port: PortId, hash: u64, now: Instant) -> bool {
+        let frames = self.ports.entry(port).or_default();
+        while frames.front().is_some_and(|(_, at)| now - *at >= WINDOW) {
+            frames.pop_front();
+        }
+        frames.len() < FRAMES && frames.iter().all(|(known, _)| *known != hash)
     }
 
-    /// Records that the frame is flooded.
-    pub fn insert(&mut self, hash: u64, now: Instant) {
-        self.frames.resize(FRAMES, (0, Instant::START));
-        self.frames[hash as usize % FRAMES] = (hash, now);
+    /// Records that a [permitted](Self::permit) frame is flooded.
+    pub fn insert(&mut self, port: PortId, hash: u64, now: Instant) {
+        self.ports.entry(port).or_default().push_back((hash, now));
     }
 }
 
@@ -79,7 +83,7 @@ impl Forwarder {
             flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
         let has_guard = self.port(from.port).is_some_and(|port| port.has_loop_guard());
         let echo = refused.filter(|_| has_guard).map(|_| self.echoes.hash(flow.head, frame.len));
-        if echo.is_some_and(|hash| self.echoes.contains(hash, now)) {
+        if echo.is_some_and(|hash| !self.echoes.permit(from.port, hash, now)) {
             from.stats.drops_loop_guard.add(1);
             return true;
         }
@@ -99,7 +103,7 @@ impl Forwarder {
             MayFlood::No => return true,
         }
         if let Some(hash) = echo {
-            self.echoes.insert(hash, now);
+            self.echoes.insert(from.port, hash, now);
         }
         for port in table.iter().flatten() {
             if reaches(port) {

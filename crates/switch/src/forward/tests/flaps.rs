@@ -161,3 +161,40 @@ fn broadcast_in_a_loop_ends_with_the_guard_and_circulates_without() {
         }
     }
 }
+
+#[test]
+fn many_frames_in_a_loop_of_three_ports_all_end() {
+    let ports = [1, 2, 3];
+    let mut rig = Rig::new(Mode::Switch, 5, 1);
+    ports.iter().for_each(|port| rig.table[*port].as_ref().unwrap().set_loop_guard(60));
+    // A host in the loop: each frame enters by all ports.
+    let send = |rig: &mut Rig, n| {
+        ports.iter().for_each(|port| rig.send(*port, &[frame(BROADCAST, mac(1), n)]));
+    };
+    send(&mut rig, 0);
+    assert!(turn_loop(&mut rig, &ports) < 1000);
+    rig.now += Ns::from_ms(200);
+    rig.got(4);
+    let dropped = |rig: &Rig| ports.iter().map(|port| counts(rig, *port)[2]).sum::<u64>();
+    // As many as are remembered, and more.
+    let most = crate::forward::flood::FRAMES as u32;
+    for n in 0..most + 50 {
+        send(&mut rig, n);
+    }
+    assert_eq!(serials(&rig.got(4)), (0..most).collect::<Vec<_>>());
+    let before = dropped(&rig);
+    let copies: usize = ports.iter().map(|port| rig.port(*port).got.len()).sum();
+    assert_eq!(copies as u32, most, "each leaves by one port");
+    for (port, others) in [(1, [2, 3]), (2, [1, 3]), (3, [1, 2])] {
+        for frame in rig.got(port) {
+            others.iter().for_each(|other| rig.send(*other, std::slice::from_ref(&frame)));
+        }
+    }
+    let after = dropped(&rig);
+    assert_eq!(after - before, 2 * u64::from(most), "none is flooded again");
+    assert!(rig.got(4).is_empty());
+    // Another port's frames, and later ones, are not affected.
+    rig.now += Ns::from_ms(200);
+    send(&mut rig, 1000);
+    assert_eq!(serials(&rig.got(4)), [1000]);
+}
