@@ -9,12 +9,13 @@
 //! itself less often.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::bounds::MayFlood;
 use super::{Flow, Forwarder, Port, Source};
 use crate::fdb::PortId;
-use crate::flow::{self, fold_mul};
+use crate::flow;
 use crate::frame::Frame;
 use crate::tenant::Tenants;
 use crate::time::{Instant, Ns};
@@ -40,13 +41,9 @@ impl Echoes {
 
     /// Hash of a frame, of its head and length.
     pub fn hash(&self, head: &[u8], len: u32) -> u64 {
-        let mix = |hash: u64, word: u64| fold_mul(hash ^ word, 0x9e37_79b9_7f4a_7c15 ^ self.key);
-        let words = head.chunks(8).map(|bytes| {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            u64::from_ne_bytes(word)
-        });
-        words.fold(mix(!self.key, len.into()), mix)
+        let mut hasher = DefaultHasher::new();
+        (self.key, len, head).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Whether a frame from this port may be flooded: it was not within the window before `now`,
