@@ -643,7 +643,7 @@ class Rig:
 
     def check(self, name, ok, detail=""):
         """Records and prints one result; returns whether it passed, so that a rig may go on or not."""
-        print(f"{'ok  ' if ok else 'FAIL'}  {name}{': ' if detail else ''}{detail}", flush=True)
+        print(f"{'ok  ' if ok else 'FAIL'}  {name}{f': {detail}' if detail != '' else ''}", flush=True)
         if ok:
             self.passed += 1
         else:

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -115,10 +115,13 @@ fn waiting_guest_logs_it_and_exits_on_a_signal() {
     for mode in ["client", "server"] {
         let connect = format!("vhost-user:{},mode={mode}", dir.text("a"));
         let mut waiting = Gen::connect(&connect, &[]);
-        std::thread::sleep(Duration::from_millis(300));
+        let mut lines = BufReader::new(waiting.0.0.stderr.take().unwrap());
+        let mut error = String::new();
+        while !error.contains("waiting for the switch at") {
+            assert_ne!(lines.read_line(&mut error).unwrap(), 0, "{error}");
+        }
         assert_eq!(waiting.0.end().code(), Some(1));
-        let error = std::io::read_to_string(waiting.0.0.stderr.take().unwrap()).unwrap();
-        assert!(error.contains("waiting for the switch at"), "{error}");
+        lines.read_to_string(&mut error).unwrap();
         assert!(error.contains("the other side"), "what to do: {error}");
     }
 }

@@ -276,7 +276,8 @@ fn stopped_receiver_does_not_slow_other_guests() {
     let _flood = Gen::start(&dir.path("s"), &["--rate", "50k"]);
     let answers = || quiet.replies(&switch, Duration::from_millis(250));
     let (mut while_it_takes, mut while_it_does_not) = (0, 0);
-    // Alternately: other load on the machine affects both, though not always evenly.
+    // Alternately: other load on the machine affects both, though not evenly. A sender that waited
+    // for the stopped receiver left the others a thousandth.
     for _ in 0..10 {
         let taken = switch.counter("d", "egress", "frames");
         wait_for("frames", || switch.counter("d", "egress", "frames") > taken + 1000);
@@ -289,7 +290,7 @@ fn stopped_receiver_does_not_slow_other_guests() {
     }
     println!("replies: {while_it_takes} while it receives, {while_it_does_not} while stopped");
     assert!(
-        while_it_does_not * 2 >= while_it_takes,
+        while_it_does_not * 10 >= while_it_takes,
         "{while_it_does_not} answers, else {while_it_takes}"
     );
     assert!(switch.counter("s", "ingress", "holds") > 0);

@@ -161,7 +161,8 @@ fn calls(port: &str, options: &str, poll: &str) -> (u64, u64, bool) {
     let takes = switch.port("show", "b")["xen"]["takes"].to_string().contains("smart-poll");
     let send = ["--rate", "20k", "--burst", "1", "--duration", "1.5"];
     let sent = guest(&dir, "a", "vhost-user", &send).report()["sent_frames"].as_u64().unwrap();
-    wait_for("the frames", || switch.counter("b", "egress", "frames") >= sent * 9 / 10);
+    // A receiver without CPU time loses frames.
+    wait_for("the frames", || switch.counter("a", "ingress", "frames") >= sent);
     let made = switch.counter("b", "egress", "calls");
     // The timer stops by itself: no more calls are sent, and the next frame causes one.
     std::thread::sleep(Duration::from_millis(400));

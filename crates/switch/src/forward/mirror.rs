@@ -101,15 +101,35 @@ impl Mirror {
         let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_ref() else { return };
         for i in picks {
-            let frame = &burst.frames[i];
-            let mut bytes = vec![0; frame.len as usize];
-            let mut done = 0;
-            for seg in burst.segs(frame) {
-                done += seg.read(&mut bytes[done..]);
-            }
+            // With the private head, by which it is forwarded.
+            let bytes = burst.copy_of(i).into_vec();
             if sink.try_send(Captured { ingress, at, bytes }).is_err() {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shm::Seg;
+
+    use super::*;
+    use crate::frame::RETAGGED_LEN;
+    use crate::vnet::VnetHdr;
+
+    /// A guest that changes its frame after it was forwarded does not change what a capture shows.
+    #[test]
+    fn capture_shows_the_head_by_which_a_frame_was_forwarded() {
+        let memory = [0xbb; 200];
+        let mut burst = Burst::default();
+        burst.segs.push(Seg::of(&memory));
+        burst.push_parsed((&[0xaa; RETAGGED_LEN], 128), 200, VnetHdr::NONE);
+        let (sink, captured) = std::sync::mpsc::sync_channel(1);
+        let mirror = Mirror::default();
+        mirror.set(Some(sink));
+        mirror.copy(&burst, 0..1, true, Instant::START);
+        let bytes = captured.recv().unwrap().bytes;
+        assert_eq!((&bytes[..128], &bytes[128..]), (&[0xaa; 128][..], &[0xbb; 72][..]));
     }
 }

@@ -68,8 +68,13 @@ impl Forwarder {
         self.slow.deliveries.clear();
     }
 
-    /// Removes and returns the slow deliveries since the last call.
+    /// Removes and returns the slow deliveries of a burst; their time counts as their queues'.
     pub fn take_slow_deliveries(&mut self) -> Vec<SlowDelivery> {
+        for SlowDelivery { port, queue, took } in &self.slow.deliveries {
+            if let Some(port) = self.port(*port) {
+                port.egress[usize::from(*queue)].stats.served_ns.add(took.get());
+            }
+        }
         std::mem::take(&mut self.slow.deliveries)
     }
 
@@ -167,7 +172,6 @@ impl Forwarder {
         if fair::is_slow_delivery(done, bytes, used) {
             egress.slow_until_ns.store((now + fair::SLOW_FOR).ns(), Ordering::Relaxed);
             self.slow.from = now + fair::slow_rest(used.time);
-            egress.stats.served_ns.add(used.time.get());
             self.slow.deliveries.push(SlowDelivery { port, queue, took: used.time });
         }
         (done, fault)
