@@ -212,7 +212,7 @@ impl Switch {
         mut guests: impl FnMut() -> Result<(), Fail>,
     ) -> Result<(), Fail> {
         // 1000 guests take some seconds, more on a busy machine; virtual machines boot first.
-        let seconds = START_MAX_S + count as f64 * (0.1 + 3.0 * self.boot_s);
+        let seconds = START_MAX_S + count as f64 * (0.1 + 12.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
             guests()?;
             let stats = self.ask(&Request::Stats)?;
