@@ -88,6 +88,10 @@ const SLOW_SHARE: u64 = 1024;
 /// Page faults from which a long burst of one frame is due to the guest's memory: any other was
 /// long because the worker lost its CPU, perhaps to another virtual machine.
 const SLOW_FAULTS: u64 = 4;
+/// Long deliveries, each within [`SLOW_FOR`] of the one before, from which a receiver is slow. One
+/// page fault that blocked takes long wherever the worker then waits for its CPU, so on a busy
+/// machine a guest that was just started may cause one.
+pub(crate) const SLOW_DELIVERIES: u32 = 3;
 /// Time after such a burst in which another one needs no further proof.
 pub(crate) const SLOW_FOR: Ns = Ns::from_secs(10);
 /// Bytes of received frames for each of which one page fault is nobody's fault: the buffers of a

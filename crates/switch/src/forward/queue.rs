@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::Egress;
@@ -31,8 +32,8 @@ pub struct EgressQueue {
     pub(super) full_at: AtomicU64,
     /// Whether that was `STARVED_AFTER` ago and was reported to the operator.
     pub(super) starved: AtomicBool,
-    /// Time until which the queue is slow: see [`is_slow`](Self::is_slow).
-    pub(super) slow_until_ns: AtomicU64,
+    /// Long deliveries so far, for [`is_slow`](Self::is_slow).
+    pub(super) long: LongDeliveries,
     /// Call policy and pending notification.
     call: AtomicU64,
     notifier: Mutex<Notifier>,
@@ -52,7 +53,7 @@ impl EgressQueue {
             full_ns: AtomicU64::new(0),
             full_at: AtomicU64::new(0),
             starved: AtomicBool::new(false),
-            slow_until_ns: AtomicU64::new(0),
+            long: LongDeliveries::default(),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),
         }

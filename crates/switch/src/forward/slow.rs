@@ -9,7 +9,7 @@
 //! held. The time of a slow delivery is the receiver's, not the sender's
 //! ([`Forwarder::take_slow_deliveries`]).
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{EgressQueue, Forwarder, Group, Port, Senders, Source};
 use crate::fair::{self, Usage};
@@ -41,11 +41,33 @@ pub(super) struct Slow {
     deliveries: Vec<SlowDelivery>,
 }
 
+/// Deliveries that a receiver's memory made long. Changed under the queue's lock only.
+#[derive(Debug, Default)]
+pub(super) struct LongDeliveries {
+    /// Number, each within [`fair::SLOW_FOR`] of the one before.
+    count: AtomicU32,
+    /// Time from which the next one is counted as the first.
+    until_ns: AtomicU64,
+}
+
+impl LongDeliveries {
+    /// Counts one; whether the receiver is slow from now on.
+    fn record(&self, now: Instant) -> bool {
+        let is_first = now.ns() >= self.until_ns.load(Ordering::Relaxed);
+        let before = if is_first { 0 } else { self.count.load(Ordering::Relaxed) };
+        let count = before.saturating_add(1);
+        self.count.store(count, Ordering::Relaxed);
+        self.until_ns.store((now + fair::SLOW_FOR).ns(), Ordering::Relaxed);
+        count >= fair::SLOW_DELIVERIES
+    }
+}
+
 impl EgressQueue {
-    /// Whether its peer's memory made deliveries long in the last seconds.
+    /// Whether its peer's memory made several deliveries long in the last seconds.
     #[inline]
     pub fn is_slow(&self, now: Instant) -> bool {
-        now.ns() < self.slow_until_ns.load(Ordering::Relaxed)
+        self.long.count.load(Ordering::Relaxed) >= fair::SLOW_DELIVERIES
+            && now.ns() < self.long.until_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -170,8 +192,9 @@ impl Forwarder {
         let used = usage().since(before);
         let bytes = burst.frames.iter().map(|frame| u64::from(frame.len)).sum();
         if fair::is_slow_delivery(done, bytes, used) {
-            egress.slow_until_ns.store((now + fair::SLOW_FOR).ns(), Ordering::Relaxed);
-            self.slow.from = now + fair::slow_rest(used.time);
+            if egress.long.record(now) {
+                self.slow.from = now + fair::slow_rest(used.time);
+            }
             self.slow.deliveries.push(SlowDelivery { port, queue, took: used.time });
         }
         (done, fault)

@@ -1,7 +1,7 @@
 //! Issue 14, row 9: receivers whose memory makes deliveries long by page faults.
 
 use super::*;
-use crate::fair::{SLOW_FOR, slow_rest};
+use crate::fair::{SLOW_DELIVERIES, SLOW_FOR, slow_rest};
 
 /// Two receivers behind port 0; port 1 is a guest with 128 absent pages for each frame.
 fn rig() -> Rig {
@@ -25,15 +25,42 @@ fn send_measured(rig: &mut Rig, frames: &[Vec<u8>]) {
     rig.forwarder.set_measures(false);
 }
 
+/// So many long deliveries to port 1 that the next one makes it slow.
+fn send_long(rig: &mut Rig) {
+    for n in 1..SLOW_DELIVERIES {
+        send_measured(rig, &[frame(mac(1), mac(0), n)]);
+        assert!(!rig.egress(1).is_slow(rig.now));
+    }
+    assert_eq!(rig.forwarder.take_slow_deliveries().len(), SLOW_DELIVERIES as usize - 1);
+    rig.got(1);
+}
+
+#[test]
+fn receiver_is_slow_after_several_long_deliveries_in_a_row_only() {
+    let mut rig = rig();
+    for _ in 0..10 {
+        send_long(&mut rig);
+        rig.now += SLOW_FOR;
+    }
+    send_long(&mut rig);
+    rig.now += SLOW_FOR - MS;
+    send_measured(&mut rig, &[frame(mac(1), mac(0), 9)]);
+    assert!(rig.egress(1).is_slow(rig.now));
+    rig.now += SLOW_FOR;
+    assert!(!rig.egress(1).is_slow(rig.now));
+}
+
 #[test]
 fn receiver_with_absent_pages_gets_one_frame_in_its_part_of_the_time_and_others_get_all() {
     let mut rig = rig();
+    send_long(&mut rig);
+    let before = rig.egress(1).stats.served_ns.get();
     send_measured(&mut rig, &both(0..4));
     assert_eq!((rig.got(1).len(), rig.got(2).len()), (4, 4), "not known before");
     let took = FAULT * 128 * 4;
     let slow = SlowDelivery { port: PortId(1), queue: 0, took };
     assert_eq!(rig.forwarder.take_slow_deliveries(), [slow], "the receiver pays");
-    assert_eq!(rig.egress(1).stats.served_ns.get(), took.get());
+    assert_eq!(rig.egress(1).stats.served_ns.get() - before, took.get());
     // Without measuring, before its time, for longer than a frame may be held.
     for _ in 0..10 {
         rig.now += MS * 100;
@@ -57,7 +84,7 @@ fn receiver_with_absent_pages_gets_one_frame_in_its_part_of_the_time_and_others_
 fn all_slow_receivers_together_have_one_part_of_the_time() {
     let mut rig = rig();
     rig.port(2).faults = 128;
-    send_measured(&mut rig, &both(0..1));
+    (0..SLOW_DELIVERIES).for_each(|_| send_measured(&mut rig, &both(0..1)));
     let mut got = [rig.got(1).len(), rig.got(2).len()];
     let mut spent = Ns::ZERO;
     let time = SECOND * 60;
@@ -76,6 +103,7 @@ fn all_slow_receivers_together_have_one_part_of_the_time() {
 #[test]
 fn held_frames_of_a_receiver_that_becomes_slow_are_dropped() {
     let mut rig = rig();
+    send_long(&mut rig);
     rig.port(1).room = 0;
     rig.send(0, &both(0..8));
     assert_eq!(rig.held(1), 8);
@@ -93,6 +121,7 @@ fn held_frames_of_a_receiver_that_becomes_slow_are_dropped() {
 #[test]
 fn receiver_recovers_when_its_pages_are_there() {
     let mut rig = rig();
+    send_long(&mut rig);
     send_measured(&mut rig, &both(0..1));
     rig.port(1).faults = 0;
     rig.now += slow_rest(FAULT * 128);
