@@ -455,14 +455,20 @@ def syscalls(pid, seconds):
         )  # fmt: skip
         # strace attaches thread by thread and interrupts each one's waiting call, which the kernel
         # then restarts: wait until that has settled, and count from there.
+        threads = set(os.listdir(f"/proc/{pid}/task"))
+
+        def attached():
+            if strace.poll() is not None:
+                raise Failure(f"strace -p {pid}: {last_line(strace.stderr.read())}")
+            return threads <= {line.split()[0] for line in Path(log.name).read_text().splitlines() if line}
+
+        wait_for(f"strace of {len(threads)} threads", attached, 60)
         time.sleep(1)
-        if strace.poll() is not None:
-            raise Failure(f"strace -p {pid}: {last_line(strace.stderr.read())}")
         begun = time.time()
         time.sleep(seconds)
         ended = time.time()
         strace.send_signal(signal.SIGINT)
-        strace.wait(10)
+        strace.wait(60)
         counts = {}
         for line in log:
             match = re.match(r"(\d+)\s+(\d+\.\d+) (?:<\.\.\. (\w+) resumed|(\w+)\()", line)
