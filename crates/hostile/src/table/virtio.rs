@@ -151,7 +151,7 @@ pub(super) static VIRTQUEUES: [Case; 25] = [
 ];
 
 /// Cases on the vhost-user socket.
-pub(super) static SOCKETS: [Case; 24] = [
+pub(super) static SOCKETS: [Case; 25] = [
     front(
         "many-regions",
         "508 extra regions on each of many ports, then files truncated",
@@ -191,6 +191,12 @@ pub(super) static SOCKETS: [Case; 24] = [
         "frames of 128 one-byte pieces on pages that are hole-punched repeatedly",
         &["row 9"],
         memory::punched,
+    ),
+    front(
+        "punching",
+        "pages that are in no frame are hole-punched repeatedly, with a kick each time",
+        &["row 9"],
+        memory::punching,
     ),
     front("kicks-set", "SET_VRING_KICK in a loop", &["row 10"], flood::kicks_set),
     front("tables", "SET_MEM_TABLE in a loop", &["row 10"], flood::tables),

@@ -21,6 +21,8 @@ const REGIONS: u64 = 508;
 const SMALL: u64 = 4096;
 /// Length that a region may claim: more than any guest has.
 const HUGE: u64 = 16 << 40;
+/// Pieces of an expensive frame, each on its own page.
+const PIECES: u64 = 128;
 /// Memory size of a normal guest.
 const LEAST: u64 = 1 << 30;
 
@@ -156,23 +158,38 @@ pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Frames of 128 one-byte pieces on distinct pages of a file, which are hole-punched repeatedly.
 pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
-    const PIECES: u64 = 128;
     while let Some(raw) = attack.started()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);
         let piece = |i: u64| Buf { addr: BUFFERS + i * 4096, len: 1, write: false };
         let mut bufs = vec![Buf { addr: BUFFERS, len: 72, write: false }];
         bufs.extend((1..PIECES).map(piece));
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         while attack.on() && !raw.is_closed(Duration::ZERO) {
-            let at = BUFFERS - GUEST + 4096;
-            rustix::fs::fallocate(&raw.file, punch, at, PIECES * 4096)?;
+            punch(&raw, PIECES)?;
             if send_burst(attack, &raw, &mut driver, &bufs, usize::MAX).is_none() {
                 break;
             }
         }
     }
     Ok(())
+}
+
+/// The system calls of [`punched`] without its frames: what they cost neighbours on the same CPU.
+pub fn punching(attack: &mut Attack<'_>) -> Result<(), Error> {
+    while let Some(raw) = attack.started()? {
+        while attack.on() && !raw.is_closed(Duration::ZERO) {
+            punch(&raw, PIECES)?;
+            raw.kick();
+            attack.tally.attempts += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Punches a hole where the buffers are, except in their first page.
+fn punch(raw: &Raw, pages: u64) -> Result<(), Error> {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(&raw.file, how, BUFFERS - GUEST + 4096, pages * 4096)?)
 }
 
 /// The receive buffers' file is truncated while the transmit ring is idle: frames are lost.

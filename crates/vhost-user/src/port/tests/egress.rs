@@ -103,6 +103,36 @@ impl Rx {
 }
 
 #[test]
+fn bytes_that_were_parsed_are_delivered_as_copied_whatever_the_sender_writes_then() {
+    for features in kinds() {
+        for cuts in [&[12][..], &[], &[12, 14, 20, 50], &[12, HEAD_LEN], &[12, HEAD_LEN - 1, 2]] {
+            for len in [60, HEAD_LEN - 1, HEAD_LEN, HEAD_LEN + 1, 1000] {
+                let (mut tx, mut rx) = (Tx::with(features, format()), Rx::with(features, format()));
+                rx.post(&[2000]);
+                let sent = frame(len, 1);
+                tx.chain(&[&TSO.bytes()[..], &[0, 0], &sent[..]].concat(), cuts);
+                let (memory, end) = (Arc::clone(&tx.guest.memory), tx.guest.at);
+                let mut copy = Box::default();
+                let taken = tx.ingress.burst(64, NOW, &mut tx.scratch, &mut |burst| {
+                    burst.snapshot();
+                    write(&memory, BUFFERS, &vec![0xff; (end - BUFFERS) as usize]);
+                    copy = burst.copy_of(0);
+                    assert_eq!(rx.egress.put(burst, &[0]), Ok(1));
+                });
+                assert!(taken.is_ok());
+                rx.egress.flush();
+                let mut want = sent;
+                if let Some(payload) = want.get_mut(HEAD_LEN..) {
+                    payload.fill(0xff);
+                }
+                assert_eq!(*copy, want[..], "{features:?} {cuts:?} {len}");
+                assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes: want }]);
+            }
+        }
+    }
+}
+
+#[test]
 fn frames_are_received_whole_with_their_header() {
     for features in kinds() {
         for snapshot in [true, false] {
