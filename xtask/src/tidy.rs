@@ -2,6 +2,7 @@
 //! call [`check`]; every violation is one line that says where, what, and what to do.
 
 mod packages;
+mod parameters;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -130,6 +131,7 @@ pub enum Rule {
     Unsafe,
     Length,
     Words,
+    Parameters,
     Glossary,
     Paths,
     DeadFile,
@@ -226,6 +228,7 @@ fn rust(name: &str, text: &str) -> Vec<Violation> {
     let may_be_unsafe = name.starts_with("crates/shm/")
         || Path::new(name).file_name().is_some_and(|n| n == "sys.rs");
     let code = code_of(text);
+    found.extend(parameters::check(name, &code));
     for (n, (line, code)) in text.lines().zip(code.lines()).enumerate() {
         let at = format!("{name}:{}", n + 1);
         let columns = line.chars().count();
@@ -340,6 +343,7 @@ mod tests {
         assert_eq!(rules(name, "fn f() {} // unsafe is a word here\n"), []);
         assert_eq!(rules(name, "fn f() { unsafe { g() } }\n"), [Rule::Unsafe]);
         assert_eq!(rules("crates/uplink/src/sys.rs", "fn f() { unsafe { g() } }\n"), []);
+        assert_eq!(rules(name, "fn f((a, b): (u8, u8)) {}\n"), [Rule::Parameters]);
         assert_eq!(rules(name, &"fn f() {}\n".repeat(FILE_LINES_MAX + 1)), [Rule::Length]);
         assert_eq!(rules(name, &"é".repeat(LINE_COLUMNS_MAX)), []);
         assert_eq!(rules(name, &"x".repeat(LINE_COLUMNS_MAX + 1)), [Rule::Length]);

@@ -101,13 +101,14 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
             tracing::warn!("{name}: {wrong}");
         }
         control.inspect(|control| control.apply(&mut guest));
-        let mut reporter = Reporter::new(name, options.interval, options.json);
-        let reports_at = (&mut reporter, &mut carrier, control);
-        match serve(&mut guest, &mut taps, &sources, reports_at, &go_on) {
+        let reporter = Reporter::new(name, options.interval, options.json);
+        let (taps, sources, carrier) = (&mut taps, &sources, &mut carrier);
+        let mut session = Session { guest, taps, sources, reporter, carrier, control };
+        match session.serve(&go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
-        reporter.report(&mut guest);
+        session.reporter.report(&mut session.guest);
         if go_on() {
             tracing::info!("{name}: the switch is gone; waiting for it");
         }
@@ -191,51 +192,59 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// Moves frames until the switch is gone or `go_on` returns false.
-fn serve(
-    guest: &mut Guest,
-    taps: &mut [TapQueue],
-    sources: &[BorrowedFd<'_>],
-    (reporter, carrier, control): (&mut Reporter<'_>, &mut Carrier, Option<&Control>),
-    go_on: &dyn Fn() -> bool,
-) -> Result<(), Malformed> {
-    let mut rounds = 0_u32;
-    loop {
-        let now = now();
-        if reporter.due(now) {
-            reporter.report(guest);
-        }
-        carrier.update(reporter.tap, sources[0], &guest.link);
-        if let Some(control) = control {
-            control.serve(now, guest.control_ready, Some(guest));
-        }
-        guest.begin(now)?;
-        let mut sent = 0;
-        for (pair, tap) in guest.pairs.iter_mut().zip(&mut *taps) {
-            let room = send(&mut pair.tx, tap, now)?;
-            sent += tap.last;
-            if pair.poll_max > 0 {
-                deliver(&mut pair.rx, &mut tap.writes, pair.poll_max.min(BATCH))?;
+/// A connection to the switch, and what is served beside it.
+struct Session<'a> {
+    guest: Guest,
+    taps: &'a mut [TapQueue],
+    /// The queues of the interface, to wait for frames.
+    sources: &'a [BorrowedFd<'a>],
+    reporter: Reporter<'a>,
+    carrier: &'a mut Carrier,
+    control: Option<&'a Control>,
+}
+
+impl Session<'_> {
+    /// Moves frames until the switch is gone or `go_on` returns false.
+    fn serve(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), Malformed> {
+        let Self { guest, taps, sources, reporter, carrier, control } = self;
+        let mut rounds = 0_u32;
+        loop {
+            let now = now();
+            if reporter.due(now) {
+                reporter.report(guest);
             }
-            // Without a buffer, whether a frame waits decides how to sleep.
-            pair.blocked =
-                room == 0 && os::poll_readable(&[tap.reads.as_fd()], Some(Duration::ZERO))[0];
-        }
-        guest.end(now);
-        rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(1024) && (!go_on() || guest.is_gone()) {
-            return Ok(());
-        }
-        // A signal just before a sleep does not end it.
-        let until = Some(reporter.next.min(now + SLEEP_MAX));
-        let control = control.map(AsFd::as_fd);
-        let also = WaitFor { sources, more: sent > 0, until, control };
-        let slept = guest.counts.sleeps + guest.counts.naps;
-        if !guest.wait(&also)? {
-            return Ok(());
-        }
-        if guest.counts.sleeps + guest.counts.naps > slept && !go_on() {
-            return Ok(());
+            carrier.update(reporter.tap, sources[0], &guest.link);
+            if let Some(control) = control {
+                control.serve(now, guest.control_ready, Some(guest));
+            }
+            guest.begin(now)?;
+            let mut sent = 0;
+            for (pair, tap) in guest.pairs.iter_mut().zip(taps.iter_mut()) {
+                let room = send(&mut pair.tx, tap, now)?;
+                sent += tap.last;
+                if pair.poll_max > 0 {
+                    deliver(&mut pair.rx, &mut tap.writes, pair.poll_max.min(BATCH))?;
+                }
+                // Without a buffer, whether a frame waits decides how to sleep.
+                pair.blocked =
+                    room == 0 && os::poll_readable(&[tap.reads.as_fd()], Some(Duration::ZERO))[0];
+            }
+            guest.end(now);
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(1024) && (!go_on() || guest.is_gone()) {
+                return Ok(());
+            }
+            // A signal just before a sleep does not end it.
+            let until = Some(reporter.next.min(now + SLEEP_MAX));
+            let control = control.map(AsFd::as_fd);
+            let also = WaitFor { sources, more: sent > 0, until, control };
+            let slept = guest.counts.sleeps + guest.counts.naps;
+            if !guest.wait(&also)? {
+                return Ok(());
+            }
+            if guest.counts.sleeps + guest.counts.naps > slept && !go_on() {
+                return Ok(());
+            }
         }
     }
 }

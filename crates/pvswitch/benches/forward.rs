@@ -133,7 +133,7 @@ impl Loop {
 
 fn loops(words: &[String]) -> Vec<Loop> {
     let split = Features { event_idx: true, indirect: true, ..Features::default() };
-    let lane = || guests::virtio(split, false, (0, 1024), 60);
+    let lane = || guests::virtio(split, false, 0, 1024, 60);
     let mut loops = Vec::new();
     for (mode_name, mode) in [("cross", Mode::Cross), ("switch", Mode::Switch)] {
         for (unit, pairs) in [("a poll", 1), ("a poll", 8), ("a frame", 1)] {
@@ -173,7 +173,7 @@ fn main() {
                 for offloads in [false, true] {
                     let words = if offloads { "offloads" } else { "plain" };
                     let name = format!("{layout} {mode_name} {words} {len}");
-                    case(name, mode, &|| vec![guests::virtio(features, offloads, (0, 1024), len)]);
+                    case(name, mode, &|| vec![guests::virtio(features, offloads, 0, 1024, len)]);
                 }
             }
         }
@@ -183,7 +183,7 @@ fn main() {
         for (kind, tagged) in [("security+vlan", false), ("security+tag", true)] {
             let name = format!("split switch {kind} {len}");
             if words.iter().all(|word| name.contains(word)) {
-                let lane = guests::virtio(split, false, (0, 1024), len);
+                let lane = guests::virtio(split, false, 0, 1024, len);
                 ruled.push(Case::new(name, Mode::Switch, vec![lane]).with_rules(tagged));
             }
         }
@@ -193,7 +193,7 @@ fn main() {
         for queues in [1, 2] {
             let name = |kind: &str| format!("vif {kind} {queues} queues {len}");
             let mode = Mode::Switch;
-            let virtio = |queue| guests::virtio(split, true, (queue, guests::SLOTS), len);
+            let virtio = |queue| guests::virtio(split, true, queue, guests::SLOTS, len);
             case(name("virtio"), mode, &|| (0..queues).map(virtio).collect());
             case(name("grants"), mode, &|| guests::vif(queues, false, len));
             case(name("static"), mode, &|| guests::vif(queues, true, len));

@@ -725,8 +725,8 @@ impl System {
                     continue;
                 }
                 Report::Port(PortEvent::Flaps { mac, vlan, flap, .. }) => {
-                    self.log_flap(id, (mac, vlan), flap);
-                    self.publish_flap(id, (mac, vlan), flap);
+                    self.log_flap(id, mac, vlan, flap);
+                    self.publish_flap(id, mac, vlan, flap);
                     continue;
                 }
                 Report::KickFdFailed(_, error) => {

@@ -19,6 +19,7 @@ use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
+use switch::port::QueueId;
 use switch::schedule::{self, Effect, Scheduler, Then};
 use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
@@ -227,7 +228,7 @@ impl Worker {
                     self.forwarder.set_table(table);
                 }
                 Command::Tenants(tenants) => self.forwarder.set_tenants(tenants),
-                Command::Held(port, queue) => self.forwarder.wait_for(port, queue),
+                Command::Held(at) => self.forwarder.wait_for(at),
                 Command::Freeze(gate) => {
                     // Guests miss no notification, whoever serves them next.
                     self.notify_due(Instant::NEVER, true);
@@ -362,8 +363,8 @@ fn charge_receivers(
     mut began: Instant,
     pool: &Pool,
     scheduler: &mut Scheduler<Io>,
-) -> impl FnMut((PortId, u16), &EgressQueue) {
-    move |(port, queue), egress| {
+) -> impl FnMut(QueueId, &EgressQueue) {
+    move |QueueId { port, queue }, egress| {
         let end = pool.now();
         let took = end - std::mem::replace(&mut began, end);
         egress.stats.served_ns.add(took.get());

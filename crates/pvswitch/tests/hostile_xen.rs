@@ -348,7 +348,8 @@ fn storm(least: u32, mut act: impl FnMut(u32)) -> u32 {
 /// Runs [`storm`], while the switch gets requests and bystanders' frames pass. Returns how often,
 /// and the CPU time of the control thread in that time.
 fn under_storm(
-    (switch, others): (&Switch, &Bystanders),
+    switch: &Switch,
+    others: &Bystanders,
     least: u32,
     act: impl FnMut(u32) + Send,
 ) -> (u32, Duration, Duration) {
@@ -533,7 +534,7 @@ fn a_storm_of_events_delays_no_other_port() {
         let log = lines_once_connected(switch);
         for (which, what) in [(TX, "tx"), (RX, "rx"), (CTRL, "ctrl")] {
             let channel = &guest.channels[which];
-            let (n, control, time) = under_storm((switch, others), 1000, |_| channel.notify());
+            let (n, control, time) = under_storm(switch, others, 1000, |_| channel.notify());
             eprintln!("{what}: {n} events, {control:?} of the control thread in {time:?}");
             assert!(control < time / 4, "{control:?} of {time:?}");
         }
@@ -549,7 +550,7 @@ fn a_flood_of_watch_events_is_read_at_a_limited_rate() {
         let log = lines_once_connected(switch);
         let store = &guest.store;
         let write = |n: u32| store.write(&format!("{FRONT}/feature-sg"), &n.to_string()).unwrap();
-        let (n, control, time) = under_storm((switch, others), 200, write);
+        let (n, control, time) = under_storm(switch, others, 200, write);
         eprintln!("{n} writes, {control:?} of the control thread in {time:?}");
         assert!(control < time / 2, "{control:?} of {time:?}");
         assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
@@ -559,7 +560,7 @@ fn a_flood_of_watch_events_is_read_at_a_limited_rate() {
             let (key, value) = keys[n as usize % keys.len()];
             store.write(&format!("{FRONT}/{key}"), value).unwrap();
         };
-        let (n, control, time) = under_storm((switch, others), 200, write);
+        let (n, control, time) = under_storm(switch, others, 200, write);
         eprintln!("{n} changes, {control:?} of the control thread in {time:?}");
         assert!(control < time / 2, "{control:?} of {time:?}");
         let more = switch.log().lines().count() - log;
@@ -597,7 +598,7 @@ fn a_flood_of_control_requests_delays_no_other_port() {
                 answers += 1;
             }
         };
-        let (_, control, time) = under_storm((switch, others), 300, ask);
+        let (_, control, time) = under_storm(switch, others, 300, ask);
         eprintln!("{answers} responses, {control:?} of the control thread in {time:?}");
         assert!(answers > 300, "{answers} responses are no flood");
         assert!(control < time / 4, "{control:?} of {time:?}");

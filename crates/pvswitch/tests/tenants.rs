@@ -23,16 +23,17 @@ fn sender(dir: &Dir, port: &str, n: u8) -> Gen {
     Gen::start(&dir.path(port), &["--mac", &mac(n), "--peer", &mac(2), "--rate", "100"])
 }
 
-/// Sends 100 frames from `port`, from the address of guest `from` to that of guest `to`. Returns
-/// the number of frames of the port that were dropped for `cause`, and that `receiver` got.
-fn send(
-    switch: &Switch,
-    dir: &Dir,
-    (port, from): (&str, u8),
+/// Frames that a port sends from the address of one guest to that of another.
+struct Flow<'a> {
+    port: &'a str,
+    from: u8,
     to: u8,
-    cause: &str,
-    receiver: &str,
-) -> (u64, u64) {
+}
+
+/// Sends 100 frames. Returns the number of frames of the port that were dropped for `cause`, and
+/// that `receiver` got.
+fn send(switch: &Switch, dir: &Dir, flow: Flow<'_>, cause: &str, receiver: &str) -> (u64, u64) {
+    let Flow { port, from, to } = flow;
     let seen = || {
         let dropped = switch.counter(port, "ingress", cause);
         (dropped, switch.counter(receiver, "egress", "frames"))
@@ -78,17 +79,21 @@ fn spoofing_third_is_dropped_until_its_rules_permit_the_address() {
     assert_eq!(owner(1), Some("a".into()));
     // Its own address; another's MAC.
     let spoofed = "drops_spoofed_mac";
-    assert_eq!(send(&switch, &dir, ("c", 3), 2, spoofed, "b"), (0, 100));
-    let (dropped, got) = send(&switch, &dir, ("c", 1), 2, spoofed, "b");
+    assert_eq!(send(&switch, &dir, Flow { port: "c", from: 3, to: 2 }, spoofed, "b"), (0, 100));
+    let (dropped, got) = send(&switch, &dir, Flow { port: "c", from: 1, to: 2 }, spoofed, "b");
     assert!(dropped >= 100 && got == 0, "{dropped} {got}");
     assert_eq!(owner(1), Some("a".into()), "the address has not moved");
     // Both MACs, but the IP address of one.
     let both = format!("mac={}+{}", mac(3), mac(1));
     switch.json(&["set", "c", &both]);
-    let (dropped, got) = send(&switch, &dir, ("c", 1), 2, "drops_spoofed_ip", "b");
+    let (dropped, got) =
+        send(&switch, &dir, Flow { port: "c", from: 1, to: 2 }, "drops_spoofed_ip", "b");
     assert!(dropped >= 100 && got == 0, "{dropped} {got}");
     switch.json(&["set", "c", "ip=10.0.0.3+10.0.0.1"]);
-    assert_eq!(send(&switch, &dir, ("c", 1), 2, "drops_spoofed_ip", "b"), (0, 100));
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "c", from: 1, to: 2 }, "drops_spoofed_ip", "b"),
+        (0, 100)
+    );
     let c = sender(&dir, "c", 1);
     wait_for("the address to move", || owner(1) == Some("c".into()));
     // Learned addresses that it may not have any more are removed.
@@ -99,7 +104,7 @@ fn spoofing_third_is_dropped_until_its_rules_permit_the_address() {
     assert!(shown.contains("rules    ip=10.0.0.3+10.0.0.1 mac=02:00:00:00:00:03\n"), "{shown}");
     switch.json(&["set", "c", "mac=none", "ip=none"]);
     assert_eq!((rules(&switch, "c"), rules(&switch, "a")), (Value::Null, Value::Null));
-    assert_eq!(send(&switch, &dir, ("c", 9), 2, spoofed, "b"), (0, 100));
+    assert_eq!(send(&switch, &dir, Flow { port: "c", from: 9, to: 2 }, spoofed, "b"), (0, 100));
 }
 
 #[test]
@@ -108,14 +113,22 @@ fn xen_guest_that_spoofs_is_dropped_too() {
     let x = format!("x=xen-local:{},mac={},ip=10.0.0.3", dir.text("x"), mac(3));
     let switch = Switch::start(&dir, &[], &[dir.port("b", ""), x]);
     let _b = sink(&switch, &dir, "b", 2);
-    assert_eq!(send(&switch, &dir, ("x", 3), 2, "drops_spoofed_mac", "b"), (0, 100));
-    let (dropped, got) = send(&switch, &dir, ("x", 1), 2, "drops_spoofed_mac", "b");
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "x", from: 3, to: 2 }, "drops_spoofed_mac", "b"),
+        (0, 100)
+    );
+    let (dropped, got) =
+        send(&switch, &dir, Flow { port: "x", from: 1, to: 2 }, "drops_spoofed_mac", "b");
     assert!(dropped >= 100 && got == 0, "{dropped} {got}");
     switch.json(&["set", "x", &format!("mac={}+{}", mac(3), mac(1))]);
-    let (dropped, got) = send(&switch, &dir, ("x", 1), 2, "drops_spoofed_ip", "b");
+    let (dropped, got) =
+        send(&switch, &dir, Flow { port: "x", from: 1, to: 2 }, "drops_spoofed_ip", "b");
     assert!(dropped >= 100 && got == 0, "{dropped} {got}");
     switch.json(&["set", "x", "ip=none", "mac=none"]);
-    assert_eq!(send(&switch, &dir, ("x", 1), 2, "drops_spoofed_mac", "b"), (0, 100));
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "x", from: 1, to: 2 }, "drops_spoofed_mac", "b"),
+        (0, 100)
+    );
 }
 
 #[test]
@@ -124,8 +137,12 @@ fn port_security_applies_to_the_cross_connect() {
     let ports = [dir.port("a", &format!(",mac={}", mac(1))), dir.port("b", "")];
     let switch = Switch::start(&dir, &["--forward", "cross"], &ports);
     let _sink = sink(&switch, &dir, "b", 2);
-    assert_eq!(send(&switch, &dir, ("a", 1), 2, "drops_spoofed_mac", "b"), (0, 100));
-    let (dropped, got) = send(&switch, &dir, ("a", 3), 2, "drops_spoofed_mac", "b");
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "a", from: 1, to: 2 }, "drops_spoofed_mac", "b"),
+        (0, 100)
+    );
+    let (dropped, got) =
+        send(&switch, &dir, Flow { port: "a", from: 3, to: 2 }, "drops_spoofed_mac", "b");
     assert!(dropped >= 100 && got == 0, "{dropped} {got}");
 }
 
@@ -140,14 +157,18 @@ fn isolated_ports_reach_only_others_and_changes_disturb_no_other_port() {
     let others = Bystanders::start(&switch, &dir, "d", "e");
     let _b = sink(&switch, &dir, "b", 2);
     let _c = sink(&switch, &dir, "c", 3);
-    assert_eq!(send(&switch, &dir, ("a", 1), 2, "drops_isolated", "b"), (100, 0));
-    assert_eq!(send(&switch, &dir, ("a", 1), 3, "drops_isolated", "c").0, 0);
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "a", from: 1, to: 2 }, "drops_isolated", "b"),
+        (100, 0)
+    );
+    assert_eq!(send(&switch, &dir, Flow { port: "a", from: 1, to: 3 }, "drops_isolated", "c").0, 0);
     for _ in 0..20 {
         switch.json(&["set", "a", "isolated=off"]);
         switch.json(&["set", "a", "isolated=on", "vlan=7"]);
         switch.json(&["set", "a", "isolated=off", "vlan=none"]);
     }
-    let (dropped, got) = send(&switch, &dir, ("a", 1), 2, "drops_isolated", "b");
+    let (dropped, got) =
+        send(&switch, &dir, Flow { port: "a", from: 1, to: 2 }, "drops_isolated", "b");
     assert!(dropped == 0 && got >= 100, "{dropped} {got}");
     others.wait_for_replies(&switch);
     others.end();
@@ -167,7 +188,7 @@ fn vlans_separate_access_ports_and_are_tagged_on_trunks() {
     let _c = sink(&switch, &dir, "c", 3);
     let _t = sink(&switch, &dir, "t", 4);
     let bytes = |port: &str| switch.counter(port, "egress", "bytes");
-    assert_eq!(send(&switch, &dir, ("a", 1), 2, "drops_vlan", "b").0, 0);
+    assert_eq!(send(&switch, &dir, Flow { port: "a", from: 1, to: 2 }, "drops_vlan", "b").0, 0);
     let vlan_of = |n: u8| {
         let fdb = switch.json(&["fdb"]);
         let entries = fdb["entries"].as_array().unwrap().clone();
@@ -177,7 +198,8 @@ fn vlans_separate_access_ports_and_are_tagged_on_trunks() {
     // An address of another VLAN is unknown: the frames are flooded in their own, tagged on the
     // trunk.
     let (before, got) = (bytes("t"), switch.counter("c", "egress", "frames"));
-    let (dropped, frames) = send(&switch, &dir, ("a", 1), 3, "drops_vlan", "t");
+    let (dropped, frames) =
+        send(&switch, &dir, Flow { port: "a", from: 1, to: 3 }, "drops_vlan", "t");
     assert!(dropped == 0 && frames >= 100);
     assert_eq!(bytes("t") - before, frames * 64);
     assert_eq!(switch.counter("c", "egress", "frames"), got);
@@ -191,7 +213,7 @@ fn vlans_separate_access_ports_and_are_tagged_on_trunks() {
     a.end();
     switch.wait_up("a", false);
     let before = bytes("t");
-    let (_, frames) = send(&switch, &dir, ("a", 1), 4, "drops_vlan", "t");
+    let (_, frames) = send(&switch, &dir, Flow { port: "a", from: 1, to: 4 }, "drops_vlan", "t");
     assert!(frames >= 100);
     assert_eq!(bytes("t") - before, frames * 60);
 }
@@ -236,5 +258,8 @@ fn rules_end_with_their_port() {
     switch.json(&["del-port", "b"]);
     switch.json(&["add-port", &dir.port("c", "")]);
     assert_eq!(switch.port("show", "c")["id"], 1);
-    assert_eq!(send(&switch, &dir, ("c", 2), 1, "drops_spoofed_mac", "a"), (0, 100));
+    assert_eq!(
+        send(&switch, &dir, Flow { port: "c", from: 2, to: 1 }, "drops_spoofed_mac", "a"),
+        (0, 100)
+    );
 }

@@ -11,7 +11,7 @@ use switch::fdb::PortId;
 use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
 use switch::frame::Burst;
 use switch::poll::{Costs, State};
-use switch::port::{Fault, Ingress};
+use switch::port::{Fault, Ingress, QueueId};
 use switch::schedule::{self, BurstResult, Effect, KICK_COST, Scheduler, Why};
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
@@ -262,7 +262,7 @@ impl Worker {
 
     /// Whether it retries queue `queue` of `port`, for which it holds frames or paused queues.
     pub fn waits_for(&self, port: usize, queue: usize) -> bool {
-        self.forwarder.is_blocked_by(PortId(port as u16), queue as u16)
+        self.forwarder.is_blocked_by(QueueId { port: PortId(port as u16), queue: queue as u16 })
     }
 
     /// Whether it has a command to poll a queue.
@@ -609,7 +609,7 @@ impl Worker {
             return;
         }
         let Self { forwarder, scheduler, shares, extra, .. } = self;
-        let findings = forwarder.retry_with(all, self.time, |(port, queue), _| {
+        let findings = forwarder.retry_with(all, self.time, |QueueId { port, queue }, _| {
             let payer = token((port.0.into(), queue.into()));
             scheduler.record_delivery(payer, RETRY_TAKES);
             shares.charge(payer, RETRY_TAKES);

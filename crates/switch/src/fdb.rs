@@ -522,7 +522,7 @@ impl Fdb {
                 return Learned::New;
             }
             let from = value.port();
-            match self.claim(&mut writer, (at, value), port, now_s, terms(from)) {
+            match self.claim(&mut writer, at, port, now_s, terms(from)) {
                 Claim::Move => self.put_value(&mut writer, at, value, new),
                 Claim::Keep => return Learned::Stays { drop: false },
                 Claim::Refuse => return Learned::Stays { drop: true },

@@ -33,6 +33,7 @@ use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
+use self::queue::LockedQueue;
 use self::rates::{Paced, charge_out, permitted};
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
@@ -45,7 +46,7 @@ use crate::flow;
 use crate::frame::Burst;
 use crate::hold::{Backpressure, Hold};
 use crate::offload;
-use crate::port::{Egress, Fault, Steer};
+use crate::port::{Egress, Fault, QueueId, Steer};
 use crate::stats::IngressStats;
 use crate::steering::Steering;
 use crate::tenant::{Admitted, Sender, Tenants};
@@ -176,8 +177,7 @@ impl Source {
 /// Frames of one burst for one egress queue.
 #[derive(Default)]
 struct Group {
-    port: PortId,
-    queue: u16,
+    to: QueueId,
     /// Indices in the burst.
     picks: Vec<u16>,
     /// Bits of picks that are copies of a flooded frame (bit i: `picks[i]`).
@@ -199,12 +199,22 @@ impl Group {
     }
 }
 
+/// Time of a burst, computed once.
+#[derive(Clone, Copy)]
+struct Time {
+    now: Instant,
+    /// The same in whole seconds, as the table of addresses counts them.
+    now_s: u32,
+}
+
 /// A frame's flow, hashed at most once, and only for ports with several queues.
 struct Flow<'h> {
     /// The private head of the frame.
     head: &'h [u8],
+    /// The VLAN in which its addresses are learned and looked up.
+    vlan: u16,
     hash: Option<u32>,
-    now_s: u32,
+    time: Time,
 }
 
 impl Flow<'_> {
@@ -246,11 +256,11 @@ pub struct Forwarder {
     /// Floods of blocked addresses.
     echoes: flood::Echoes,
     /// Full destinations to retry, each with whether it was armed since the last retry.
-    blocked: BTreeMap<(PortId, u16), bool>,
+    blocked: BTreeMap<QueueId, bool>,
     /// Findings of the call in progress.
     findings: Findings,
     /// Queues with a delayed notification, and its time; unordered.
-    late: Vec<(Instant, PortId, u16)>,
+    late: Vec<(Instant, QueueId)>,
     /// The earliest of these times.
     late_at: Instant,
     /// Queues that hold frames for their ports' rates.
@@ -380,7 +390,7 @@ impl Forwarder {
             return;
         };
         let queue = from.queue % active;
-        let at = self.group_for(to, queue);
+        let at = self.group_for(QueueId { port: to, queue });
         let picks = &mut self.groups[at].picks;
         let mut left = None;
         for (i, frame) in burst.frames.iter().enumerate() {
@@ -428,7 +438,7 @@ impl Forwarder {
         now: Instant,
     ) {
         let mut rules = if RULED { rules } else { None };
-        let now_s = now.periods(Ns::from_secs(1)) as u32;
+        let time = Time { now, now_s: now.periods(Ns::from_secs(1)) as u32 };
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
@@ -451,18 +461,18 @@ impl Forwarder {
                     None => continue,
                 },
             };
-            if !self.learn(from, src, vlan, (now, now_s)) {
+            if !self.learn(from, src, vlan, time) {
                 continue;
             }
-            let mut flow = Flow { head, hash: None, now_s };
+            let mut flow = Flow { head, vlan, hash: None, time };
             if let Some(sender) = &sender {
-                let _ = sender.steering.queue(flow.hash(self.flow_key), from.queue, now_s);
+                let _ = sender.steering.queue(flow.hash(self.flow_key), from.queue, time.now_s);
             }
             if flow::is_link_local(dst) {
                 from.stats.drops_link_local.add(1);
                 continue;
             }
-            let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
+            let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, time.now_s) };
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) if rules.as_mut().is_some_and(|r| !r.may_reach(to, vid, &from.stats)) => {}
@@ -475,7 +485,7 @@ impl Forwarder {
                         Some((port, Some(at))) if port == to => at,
                         _ => {
                             let queue = self.queue_of(to, &mut flow);
-                            let at = self.group_for(to, queue);
+                            let at = self.group_for(QueueId { port: to, queue });
                             if last.is_none_or(|(port, _)| port != to) {
                                 last = Some((to, self.has_one_queue(to).then_some(at)));
                             }
@@ -484,16 +494,12 @@ impl Forwarder {
                     };
                     self.groups[at].picks.push(i as u16);
                 }
-                None if self.flood(
-                    from,
-                    (i, &burst.frames[i]),
-                    (&mut flow, vlan),
-                    rules.as_ref().map(|rules| (rules.tenants(), vid)),
-                    now,
-                ) => {}
                 None => {
-                    left = Some(i);
-                    break;
+                    let rules = rules.as_ref().map(|rules| (rules.tenants(), vid));
+                    if !self.flood(from, i, &burst.frames[i], &mut flow, rules) {
+                        left = Some(i);
+                        break;
+                    }
                 }
             }
         }
@@ -513,7 +519,7 @@ impl Forwarder {
             (n, _) => {
                 let hash = flow.hash(self.flow_key);
                 let usual = (hash % u32::from(n)) as u16;
-                let queue = port.steering.queue(hash, usual, flow.now_s).unwrap_or(usual);
+                let queue = port.steering.queue(hash, usual, flow.time.now_s).unwrap_or(usual);
                 if queue < n { queue } else { usual }
             }
         }
@@ -537,15 +543,15 @@ impl Forwarder {
 
     /// Index of the group for a queue, created if necessary.
     #[inline]
-    fn group_for(&mut self, port: PortId, queue: u16) -> usize {
+    fn group_for(&mut self, to: QueueId) -> usize {
         let used = &self.groups[..self.groups_used];
-        let is_it = |g: &Group| g.port == port && g.queue == queue;
+        let is_it = |g: &Group| g.to == to;
         // The last group first: most frames have the destination of the previous one.
         let at = if used.last().is_some_and(is_it) {
             Some(used.len() - 1)
         } else {
             // Not a search: a flood has a group for each port.
-            match self.group_of.get(usize::from(port.0)) {
+            match self.group_of.get(usize::from(to.port.0)) {
                 Some((burst, at)) if *burst == self.bursts => Some(*at)
                     .filter(|at| is_it(&used[*at]))
                     .or_else(|| used.iter().rposition(is_it)),
@@ -558,9 +564,9 @@ impl Forwarder {
             }
             let group = &mut self.groups[self.groups_used];
             group.picks.clear();
-            (group.port, group.queue, group.floods) = (port, queue, 0);
+            (group.to, group.floods) = (to, 0);
             self.groups_used += 1;
-            if let Some(of) = self.group_of.get_mut(usize::from(port.0)) {
+            if let Some(of) = self.group_of.get_mut(usize::from(to.port.0)) {
                 *of = (self.bursts, self.groups_used - 1);
             }
             self.groups_used - 1
@@ -588,7 +594,7 @@ impl Forwarder {
         now: Instant,
     ) {
         let table = Arc::clone(&self.table);
-        let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
+        let Some(port) = table.get(usize::from(group.to.port.0)).and_then(Option::as_ref) else {
             from.stats.drops_no_port.add(group.picks.len() as u64);
             return;
         };
@@ -597,20 +603,20 @@ impl Forwarder {
             from.stats.drops_mirror_port.add(group.picks.len() as u64);
             return;
         }
-        let egress = &port.egress[usize::from(group.queue)];
-        let mut queue = egress.lock();
+        let mut to = port.lock(group.to.queue);
+        let egress = to.egress;
         if self.made.exceeds() {
-            self.limit_copies(from, group, burst, &queue.offloads());
+            self.limit_copies(from, group, burst, &to.queue.offloads());
         }
         if burst.permits_granted() {
-            let as_it_is = queue.accepts_granted() && !is_mirrored;
-            fetch(burst, group, &queue.offloads(), as_it_is);
+            let as_it_is = to.queue.accepts_granted() && !is_mirrored;
+            fetch(burst, group, &to.queue.offloads(), as_it_is);
         }
         if group.floods.count_ones() < group.picks.len() as u32 {
-            from.backpressure.record_destination((group.port, group.queue), now);
+            from.backpressure.record_destination(group.to, now);
         }
         // After the held frames.
-        let is_free = !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now);
+        let is_free = !egress.is_holding() || self.send_held(&mut to, now);
         // Those beyond the port's rate are held.
         let is_rated = port.has_rate_out();
         let mut later = Vec::new();
@@ -618,14 +624,16 @@ impl Forwarder {
             let picks = group.picks.iter().map(|i| usize::from(*i));
             later = group.picks.split_off(permitted(port, burst, picks, now));
         }
-        let (mut done, fault) = if self.is_measured(egress, now) {
-            self.put_measured(from, port, group, burst, (&mut *queue, is_free, now))
-        } else if is_free {
-            self.put(&mut *queue, egress, &Senders::One(&from.stats), &group.picks, burst)
-        } else {
+        let (mut done, fault) = if egress.is_slow(now) {
+            self.put_slow(from, &mut to, group, burst, now)
+        } else if !is_free {
             (0, None)
+        } else if self.slow.measures() {
+            self.put_measured(from, &mut to, group, burst, now)
+        } else {
+            self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
         };
-        queue.flush();
+        to.queue.flush();
         if is_rated {
             charge_out(port, burst, group.picks[..done].iter().map(|i| usize::from(*i)), now);
             if egress.is_slow(now) {
@@ -634,28 +642,28 @@ impl Forwarder {
             group.picks.append(&mut later);
         }
         if port.active() > 1 {
-            self.set_steer(port.id, queue.steer());
+            self.set_steer(port.id, to.queue.steer());
         }
         let full = done < group.picks.len();
         if done > 0
-            && let Some(at) = egress.notify(&mut *queue, done, full, now)
+            && let Some(at) = egress.notify(&mut *to.queue, done, full, now)
         {
-            self.schedule_notify(at, group.port, group.queue);
+            self.schedule_notify(at, group.to);
         }
         if let Some(fault) = fault {
             self.record_fault(port, fault);
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {
-            self.hold_or_drop(from, port, group, done, burst, (&mut *queue, now));
+            self.hold_or_drop(from, &mut to, group, done, burst, now);
         }
-        drop(queue);
+        drop(to);
         if is_mirrored {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             self.mirror(port, burst, picks, false, now);
         }
         if done > 0 {
-            self.record_progress((group.port, group.queue), egress);
+            self.record_progress(group.to, egress);
         }
     }
 

@@ -94,7 +94,8 @@ impl<'m> Burst<'m> {
     #[inline]
     pub(crate) fn push_parsed(
         &mut self,
-        (head, head_len): (&[u8; RETAGGED_LEN], usize),
+        head: &[u8; RETAGGED_LEN],
+        head_len: usize,
         len: u32,
         hdr: VnetHdr,
     ) {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::account::Account;
-use crate::fdb::PortId;
+use crate::port::QueueId;
 use crate::stats::{EgressStats, IngressStats};
 use crate::time::{Instant, Ns};
 use crate::vnet::VnetHdr;
@@ -193,24 +193,21 @@ impl PauseMeter {
     }
 }
 
-/// An egress queue: port and index.
-pub(crate) type QueueOf = (PortId, u16);
-
 /// Backpressure on one ingress queue: its recent destinations, and whether one of them was full.
 #[derive(Clone, Debug, Default)]
 pub struct Backpressure {
     /// Destinations of unicast frames, each with the time of the last; the latest first.
-    recent: RefCell<Vec<(QueueOf, Instant)>>,
+    recent: RefCell<Vec<(QueueId, Instant)>>,
     /// Time at which a recent destination was dropped from the list for lack of room.
     forgot: Cell<Option<Instant>>,
     /// The full queue, and the length of the frame that did not fit.
-    full: Cell<Option<(PortId, u16, u32)>>,
+    full: Cell<Option<(QueueId, u32)>>,
 }
 
 impl Backpressure {
     /// Records that frames are for a queue.
     #[inline]
-    pub(crate) fn record_destination(&self, to: QueueOf, now: Instant) {
+    pub(crate) fn record_destination(&self, to: QueueId, now: Instant) {
         let mut recent = self.recent.borrow_mut();
         match recent.first_mut() {
             Some((last, when)) if *last == to => *when = now,
@@ -219,7 +216,7 @@ impl Backpressure {
     }
 
     #[cold]
-    fn add_destination(&self, recent: &mut Vec<(QueueOf, Instant)>, to: QueueOf, now: Instant) {
+    fn add_destination(&self, recent: &mut Vec<(QueueId, Instant)>, to: QueueId, now: Instant) {
         recent.retain(|(other, when)| *other != to && is_recent(*when, now));
         if recent.len() == RECENT_MAX {
             recent.pop();
@@ -229,7 +226,7 @@ impl Backpressure {
     }
 
     /// Its recent destinations; `None`: more than are tracked.
-    pub(crate) fn recent(&self, now: Instant) -> Option<Vec<QueueOf>> {
+    pub(crate) fn recent(&self, now: Instant) -> Option<Vec<QueueId>> {
         if self.forgot.get().is_some_and(|at| is_recent(at, now)) {
             return None;
         }
@@ -239,16 +236,16 @@ impl Backpressure {
     }
 
     /// Whether `is` holds for any recent destination.
-    pub(crate) fn any(&self, is: impl Fn(QueueOf) -> bool) -> bool {
+    pub(crate) fn any(&self, is: impl Fn(QueueId) -> bool) -> bool {
         self.recent.borrow().iter().any(|(to, _)| is(*to))
     }
 
     /// The full queue it waits for, and the length of the frame that did not fit, in bytes.
-    pub fn blocked_on(&self) -> Option<(PortId, u16, u32)> {
+    pub fn blocked_on(&self) -> Option<(QueueId, u32)> {
         self.full.get()
     }
 
-    pub(crate) fn set_full(&self, full: Option<(PortId, u16, u32)>) {
+    pub(crate) fn set_full(&self, full: Option<(QueueId, u32)>) {
         self.full.set(full);
     }
 }

@@ -10,9 +10,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::direct::Direct;
+use crate::fdb::PortId;
 use crate::frame::Burst;
 use crate::time::Instant;
 use crate::vnet::{Offloads, VnetHdr};
+
+/// An egress queue of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QueueId {
+    /// The port.
+    pub port: PortId,
+    /// The index of the queue in the port.
+    pub queue: u16,
+}
 
 /// Receives frames from a peer.
 pub trait Ingress: Send {

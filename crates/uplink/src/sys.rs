@@ -135,14 +135,13 @@ impl Engine {
         self.results.resize(self.ends.len(), Err(Errno::CANCELED));
         let worth = self.ends.len() >= RING_FRAMES_MIN && (self.nowait || op == Op::Write);
         let ring = self.ring.as_mut().filter(|_| worth);
+        let frames = Frames { iovecs: &self.iovecs, ends: &self.ends };
         let went = match ring {
             None => {
-                run_plain(fd, op, &self.iovecs, &self.ends, &mut self.results);
+                run_plain(fd, op, frames, &mut self.results);
                 Ok(())
             }
-            Some(ring) => {
-                run_ring(ring, (op, self.nowait), &self.iovecs, &self.ends, &mut self.results)
-            }
+            Some(ring) => run_ring(ring, op, self.nowait, frames, &mut self.results),
         };
         if went.is_err() {
             // Nothing is in flight (see the module doc), and what was not submitted goes with the
@@ -162,22 +161,30 @@ impl Drop for Engine {
     }
 }
 
-fn frame_iovecs<'i>(iovecs: &'i [libc::iovec], ends: &[usize], i: usize) -> &'i [libc::iovec] {
-    let start = if i == 0 { 0 } else { ends[i - 1] };
-    &iovecs[start..ends[i]]
+/// Memory of the frames of a batch.
+#[derive(Clone, Copy)]
+struct Frames<'i> {
+    iovecs: &'i [libc::iovec],
+    /// Where each frame ends in these.
+    ends: &'i [usize],
 }
 
-fn run_plain(
-    fd: BorrowedFd<'_>,
-    op: Op,
-    iovecs: &[libc::iovec],
-    ends: &[usize],
-    results: &mut [Io],
-) {
-    for i in 0..ends.len() {
-        let iov = frame_iovecs(iovecs, ends, i);
+impl<'i> Frames<'i> {
+    fn len(self) -> usize {
+        self.ends.len()
+    }
+
+    /// Memory of frame `i`.
+    fn iovecs_of(self, i: usize) -> &'i [libc::iovec] {
+        let start = if i == 0 { 0 } else { self.ends[i - 1] };
+        &self.iovecs[start..self.ends[i]]
+    }
+}
+
+fn run_plain(fd: BorrowedFd<'_>, op: Op, frames: Frames<'_>, results: &mut [Io]) {
+    for i in 0..frames.len() {
         results[i] = loop {
-            let result = vectored(fd, op, iov);
+            let result = vectored(fd, op, frames.iovecs_of(i));
             if result != Err(Errno::INTR) {
                 break result;
             }
@@ -203,18 +210,18 @@ fn vectored(fd: BorrowedFd<'_>, op: Op, iov: &[libc::iovec]) -> Io {
 
 fn run_ring(
     ring: &mut IoUring,
-    (op, nowait): (Op, bool),
-    iovecs: &[libc::iovec],
-    ends: &[usize],
+    op: Op,
+    nowait: bool,
+    frames: Frames<'_>,
     results: &mut [Io],
 ) -> io::Result<()> {
     let room = ring.params().sq_entries() as usize;
     let mut first = 0;
-    while first < ends.len() {
-        let last = ends.len().min(first + room);
+    while first < frames.len() {
+        let last = frames.len().min(first + room);
         for i in first..last {
-            let entry = request(op, nowait, frame_iovecs(iovecs, ends, i)).user_data(i as u64);
-            // SAFETY: the memory of the request is borrowed by the running batch, and `iovecs`
+            let entry = request(op, nowait, frames.iovecs_of(i)).user_data(i as u64);
+            // SAFETY: the memory of the request is borrowed by the running batch, and `frames`
             // does not change, until `complete` below has seen the request's completion.
             unsafe { ring.submission().push(&entry) }.expect("the queue is empty and has room");
         }

@@ -292,7 +292,7 @@ fn nobody_sleeps_with_work_pending() {
 }
 
 /// Sleeps as in a round, with the pair blocked or not; whether a notification ended the sleep.
-fn sleeps_until_notified(guest: &mut Guest, (blocked, rx_blocked): (bool, bool)) -> bool {
+fn sleeps_until_notified(guest: &mut Guest, blocked: bool, rx_blocked: bool) -> bool {
     const LONG: Ns = Ns::from_secs(20);
     let begun = now();
     guest.begin(begun).unwrap();
@@ -314,7 +314,7 @@ fn a_sleeper_is_called_for_frames_and_for_free_buffers() {
                     peer.with(|ends| ends.give(0, None, &tcp(60), 4096));
                 });
                 while receive(&mut guest).is_empty() {
-                    assert!(sleeps_until_notified(&mut guest, (false, false)), "{options} {round}");
+                    assert!(sleeps_until_notified(&mut guest, false, false), "{options} {round}");
                 }
             });
             while guest.pairs[0].tx.room(1).unwrap() > 0 {
@@ -334,12 +334,12 @@ fn a_sleeper_is_called_for_frames_and_for_free_buffers() {
                 });
                 while guest.pairs[0].tx.room(1).unwrap() == 0 {
                     // Received frames wait if their echoes need buffers.
-                    let notified = sleeps_until_notified(&mut guest, (true, round == 1));
+                    let notified = sleeps_until_notified(&mut guest, true, round == 1);
                     assert!(notified, "{options} {round}");
                 }
             });
             while receive(&mut guest).is_empty() {
-                assert!(sleeps_until_notified(&mut guest, (false, false)), "{options} {round}");
+                assert!(sleeps_until_notified(&mut guest, false, false), "{options} {round}");
             }
         }
     }

@@ -92,7 +92,7 @@ fn half(features: Features, size: u16) -> (Half, DeviceQueue) {
 }
 
 /// Queue `queue` of two virtio guests, whose rings have `size` descriptors.
-pub fn virtio(features: Features, offloads: bool, (queue, size): (u16, u16), len: u16) -> Lane {
+pub fn virtio(features: Features, offloads: bool, queue: u16, size: u16, len: u16) -> Lane {
     let offloads = if offloads { Offloads::ALL } else { Offloads::default() };
     let format = Format {
         hdr_len: 12,

@@ -98,7 +98,7 @@ impl System {
     }
 
     /// Sends the event of an address that flaps to port `id`.
-    pub(super) fn publish_flap(&mut self, id: PortId, (mac, vlan): (Mac, u16), flap: Flap) {
+    pub(super) fn publish_flap(&mut self, id: PortId, mac: Mac, vlan: u16, flap: Flap) {
         let (from, to) = (self.name_of(flap.home), self.name_of(id));
         let (moves, blocked_s) = (u64::from(flap.moves), u64::from(flap.blocked_s));
         self.publish(Event::MacFlaps { mac: mac.to_string(), vlan, from, to, moves, blocked_s });

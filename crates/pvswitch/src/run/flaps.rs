@@ -14,7 +14,7 @@ impl System {
     }
 
     /// Logs that an address flaps to port `id`, at the expense of that port.
-    pub(super) fn log_flap(&self, id: PortId, (mac, vlan): (Mac, u16), flap: Flap) {
+    pub(super) fn log_flap(&self, id: PortId, mac: Mac, vlan: u16, flap: Flap) {
         let Some(state) = self.ports.values().find(|state| state.port.id == id) else { return };
         let own = || PortLog::new(&state.spec.name, state.port.account.clone(), self.clock());
         let home = self.name_of(flap.home);

@@ -11,6 +11,7 @@ use os::{HandoverError, Listener, receive_state, send_state};
 use switch::fdb::PortId;
 use switch::forward::HeldCopy;
 use switch::poll::Costs;
+use switch::port::QueueId;
 use switch::stats::IngressStats;
 use switch::time::Ns;
 use switch::vnet::VnetHdr;
@@ -435,21 +436,21 @@ impl System {
 
     fn restore_held(&self, name: &str, handed: &PortHanded, frames: &[u8]) {
         let Some(state) = self.ports.get(name) else { return };
-        for (at, held) in (0_u16..).zip(&handed.held).filter(|(_, held)| !held.is_empty()) {
-            let Some(queue) = state.port.egress.get(usize::from(at)) else { continue };
+        for (queue, held) in (0_u16..).zip(&handed.held).filter(|(_, held)| !held.is_empty()) {
+            let Some(egress) = state.port.egress.get(usize::from(queue)) else { continue };
             let copies = held.iter().filter_map(|frame| {
                 let (hdr, bytes) = bytes_of(frame, frames)?;
-                let from = frame.from.and_then(|from| self.sender(from));
+                let from = frame.from.and_then(|(port, queue)| self.sender(port, queue));
                 Some(HeldCopy { bytes: bytes.into(), hdr, from })
             });
-            queue.restore_held(copies.collect(), self.pool.now());
+            egress.restore_held(copies.collect(), self.pool.now());
             if let Some(worker) = self.pool.workers().first() {
-                worker.deliver_held(state.port.id, at);
+                worker.deliver_held(QueueId { port: state.port.id, queue });
             }
         }
     }
 
-    fn sender(&self, (port, queue): (u16, u16)) -> Option<Arc<IngressStats>> {
+    fn sender(&self, port: u16, queue: u16) -> Option<Arc<IngressStats>> {
         let state = self.ports.values().find(|state| state.port.id.0 == port)?;
         Some(Arc::clone(&state.ingress.get(usize::from(queue))?.stats))
     }

@@ -11,7 +11,7 @@ use os::Epoll;
 use switch::fdb::PortId;
 use switch::forward::{Port, PortEvent, Source, Table};
 use switch::poll::State;
-use switch::port::Ingress;
+use switch::port::{Ingress, QueueId};
 use switch::schedule;
 use switch::tenant::Tenants;
 use vhost_user::device::KickFd;
@@ -52,7 +52,7 @@ pub(super) enum Command {
     /// Replaces the rules of ports.
     Tenants(Option<Arc<Tenants>>),
     /// Delivers frames that another process held for an egress queue.
-    Held(PortId, u16),
+    Held(QueueId),
     /// Waits at a gate.
     Freeze(Arc<Gate>),
     Stop,
@@ -84,7 +84,7 @@ pub(super) struct Commands {
     of: HashMap<u64, QueueCommands>,
     retry: bool,
     stop: bool,
-    held: Vec<(PortId, u16)>,
+    held: Vec<QueueId>,
     gate: Option<Arc<Gate>>,
     /// The latest table, and its number.
     table: Option<Arc<Table>>,
@@ -110,7 +110,7 @@ impl Commands {
             | Command::Poll(token) => *token,
             Command::Retry => return self.retry = true,
             Command::Stop => return self.stop = true,
-            Command::Held(port, queue) => return self.held.push((*port, *queue)),
+            Command::Held(at) => return self.held.push(*at),
             Command::Freeze(gate) => return self.gate = Some(Arc::clone(gate)),
             Command::Table(_) => {
                 let Command::Table(table) = command else { return };
@@ -167,7 +167,7 @@ impl Commands {
         if self.order.is_empty() {
             // Their ports are in the table by now.
             let held = std::mem::take(&mut self.held).into_iter();
-            commands.extend(held.map(|(port, queue)| Command::Held(port, queue)));
+            commands.extend(held.map(Command::Held));
         }
         commands.extend(self.gate.take().map(Command::Freeze));
         commands.extend(std::mem::take(&mut self.retry).then_some(Command::Retry));
@@ -335,8 +335,8 @@ impl Handle {
     }
 
     /// Has it deliver frames that another process held for an egress queue.
-    pub fn deliver_held(&self, port: PortId, queue: u16) {
-        self.send(Command::Held(port, queue));
+    pub fn deliver_held(&self, at: QueueId) {
+        self.send(Command::Held(at));
     }
 
     /// Has it wait at a gate after its round.

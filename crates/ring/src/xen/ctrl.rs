@@ -31,7 +31,8 @@ impl BackCtrl {
             return Ok(None);
         }
         let at = self.ring.page.offset(self.ring.req_cons.advance());
-        Ok(Some(CtrlRequest::decode(self.ring.page.area.load_pair(at))))
+        let (first, second) = self.ring.page.area.load_pair(at);
+        Ok(Some(CtrlRequest::decode(first, second)))
     }
 
     /// Responds to the oldest request taken. Not visible before [`publish`](Self::publish).

@@ -307,7 +307,7 @@ pub struct CtrlRequest {
 
 impl CtrlRequest {
     #[inline]
-    pub(super) fn decode((first, second): (u64, u64)) -> Self {
+    pub(super) fn decode(first: u64, second: u64) -> Self {
         let head = lo32(first);
         let data = [lo32(first >> 32), lo32(second), lo32(second >> 32)];
         Self { id: lo16(head), kind: lo16(head >> 16), data }

@@ -2,6 +2,7 @@
 
 use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
 use switch::poll::State;
+use switch::port::QueueId;
 use switch::time::Instant;
 use switch::tuning::Drain;
 
@@ -56,7 +57,8 @@ impl World {
                 if worker.is_asleep()
                     && !notified
                     && queue.is_paused()
-                    && let Some((to, q, len)) = queue.served.source.backpressure.blocked_on()
+                    && let Some((QueueId { port: to, queue: q }, len)) =
+                        queue.served.source.backpressure.blocked_on()
                     && self.switch.held_len(to.0.into(), q.into()).is_none()
                     && self.has_room(to.0.into(), q.into(), len.into())
                 {

@@ -154,16 +154,16 @@ impl Fdb {
         is_blocked.then_some(PortId(refused as u16))
     }
 
-    /// Decides whether an address moves from one port to another. Under the lock.
+    /// Decides whether the address at `at` moves to another port. Under the lock.
     pub(super) fn claim(
         &self,
         writer: &mut Writer,
-        (at, value): (At, Value),
+        at: At,
         to: PortId,
         now_s: u32,
         terms: Terms,
     ) -> Claim {
-        let from = value.port();
+        let from = self.value(at).port();
         let mut moves = self.moves_at(at).at(from, now_s);
         let Terms { is_locked, is_owner, block_s } = terms;
         if is_owner && moves.home() != to {
@@ -189,7 +189,7 @@ impl Fdb {
             (true, 0) => Claim::Keep,
             (true, _) => Claim::Refuse,
             (false, 1..) if flaps => {
-                self.send_home((writer, at, value), moves.home(), now_s);
+                self.send_home(writer, at, moves.home(), now_s);
                 Claim::Refuse
             }
             _ => Claim::Move,
@@ -197,7 +197,8 @@ impl Fdb {
     }
 
     /// Returns an address to its home, if that has room in its share of the table.
-    fn send_home(&self, (writer, at, value): (&mut Writer, At, Value), home: PortId, now_s: u32) {
+    fn send_home(&self, writer: &mut Writer, at: At, home: PortId, now_s: u32) {
+        let value = self.value(at);
         if value.port() != home && self.learned_from(home) < self.port_limit {
             self.put_value(writer, at, value, Value::new(home, now_s));
         }

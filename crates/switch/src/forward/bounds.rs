@@ -11,11 +11,10 @@
 //! to the sender's [account](crate::account::Account::flood_copies); beyond its limit, a frame is
 //! not flooded.
 
-use super::{Forwarder, Group, Source};
+use super::{Flow, Forwarder, Group, Source};
 use crate::account::burst::{FLOOD_BYTES_MAX, FRAME_FLOOD_BYTES_MAX, MADE_MAX};
 use crate::frame::{Burst, Frame};
 use crate::offload;
-use crate::time::Instant;
 use crate::vnet::{GSO_NONE, Offloads};
 
 /// Cost of the frames of a burst processed so far.
@@ -96,15 +95,16 @@ impl Forwarder {
     pub(super) fn may_flood(
         &mut self,
         from: &Source,
-        (frame, head): (&Frame, &[u8]),
+        frame: &Frame,
+        flow: &Flow<'_>,
         first: bool,
         ports: usize,
-        now: Instant,
     ) -> MayFlood {
+        let now = flow.time.now;
         if !self.made.floods(frame, ports, first) {
             return MayFlood::Later;
         }
-        if !self.admit_flood(from, head, frame, now) {
+        if !self.admit_flood(from, flow.head, frame, now) {
             return MayFlood::No;
         }
         let copies = (segments(frame) * ports).min(MADE_MAX.max(ports));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Findings, Forwarder, Mode, PortEvent, Source};
 use crate::fdb::PortId;
 use crate::frame::BURST_MAX;
-use crate::port::Ingress;
+use crate::port::{Ingress, QueueId};
 use crate::time::Instant;
 
 impl Forwarder {
@@ -36,7 +36,8 @@ impl Forwarder {
         if active == 0 || own.mirror.is_on() || partner.mirror.is_on() {
             return;
         }
-        let egress = &partner.egress[usize::from(from.queue % active)];
+        let at = QueueId { port: to, queue: from.queue % active };
+        let egress = &partner.egress[usize::from(at.queue)];
         if egress.is_holding() || egress.is_slow(now) {
             return;
         }
@@ -50,12 +51,12 @@ impl Forwarder {
         }
         let epoch = partner.epoch();
         drop(queue);
-        if let Some(at) = late {
-            self.schedule_notify(at, to, from.queue % active);
+        if let Some(late) = late {
+            self.schedule_notify(late, at);
         }
         match done {
             Ok(0) => {}
-            Ok(_) => self.record_progress((to, from.queue % active), egress),
+            Ok(_) => self.record_progress(at, egress),
             Err(fault) => {
                 let fault = PortEvent::Fault { port: to, epoch, fault };
                 self.findings.events.push(fault);

@@ -13,10 +13,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::bounds::MayFlood;
-use super::{Flow, Forwarder, Port, Source};
+use super::{Flow, Forwarder, Port, Source, Time};
 use crate::fdb::PortId;
 use crate::flow;
 use crate::frame::Frame;
+use crate::port::QueueId;
 use crate::tenant::Tenants;
 use crate::time::{Instant, Ns};
 
@@ -70,14 +71,15 @@ impl Forwarder {
     pub(super) fn flood(
         &mut self,
         from: &Source,
-        (i, frame): (usize, &Frame),
-        (flow, vlan): (&mut Flow<'_>, u16),
+        i: usize,
+        frame: &Frame,
+        flow: &mut Flow<'_>,
         rules: Option<(&Tenants, u16)>,
-        now: Instant,
     ) -> bool {
+        let Time { now, now_s } = flow.time;
         let table = Arc::clone(&self.table);
         let refused =
-            flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, vlan, flow.now_s));
+            flow::src_mac(flow.head).and_then(|src| self.fdb.refused(src, flow.vlan, now_s));
         let has_guard = self.port(from.port).is_some_and(|port| port.has_loop_guard());
         let echo = refused.filter(|_| has_guard).map(|_| self.echoes.hash(flow.head, frame.len));
         if echo.is_some_and(|hash| !self.echoes.permit(from.port, hash, now)) {
@@ -94,7 +96,7 @@ impl Forwarder {
         // With rules, the number depends on the frame's VLAN; with a loop, on its source.
         let is_same = rules.is_none() && refused.is_none();
         let ports = if is_same { self.made.ports(ports) } else { ports() };
-        match self.may_flood(from, (frame, flow.head), i == 0, ports, now) {
+        match self.may_flood(from, frame, flow, i == 0, ports) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,
             MayFlood::No => return true,
@@ -105,7 +107,7 @@ impl Forwarder {
         for port in table.iter().flatten() {
             if reaches(port) {
                 let queue = self.queue_of(port.id, flow);
-                let at = self.group_for(port.id, queue);
+                let at = self.group_for(QueueId { port: port.id, queue });
                 let group = &mut self.groups[at];
                 group.floods |= 1 << group.picks.len();
                 group.picks.push(i as u16);

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::rates::{charge_out, permitted};
-use super::{EgressQueue, Findings, Forwarder, Group, Port, Source};
-use crate::fdb::PortId;
+use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Source};
 use crate::frame::{BURST_MAX, Burst};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
-use crate::port::{Egress, Fault};
+use crate::port::{Fault, QueueId};
 use crate::stats::IngressStats;
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
@@ -117,7 +116,7 @@ impl Forwarder {
     /// nothing is not waited for.
     #[inline]
     pub fn budget(&mut self, from: &Source, max: usize, now: Instant) -> (usize, Findings) {
-        let Some((_, _, len)) = from.backpressure.blocked_on() else {
+        let Some((_, len)) = from.backpressure.blocked_on() else {
             return (max, Findings::default());
         };
         let room = self.room_for(from, len, max, now);
@@ -131,21 +130,21 @@ impl Forwarder {
         let (mut most, mut least, mut waits) = (0, usize::MAX, false);
         let mut full = Vec::new();
         for at in from.backpressure.recent(now).into_iter().flatten() {
-            let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
-            let egress = &port.egress[usize::from(at.1)];
+            let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+            let egress = &port.egress[usize::from(at.queue)];
             // Nobody waits for the rate of another.
             if egress.hold_max() == 0 || port.has_rate_out() {
                 continue;
             }
-            let mut queue = egress.lock();
-            let is_free = !egress.is_holding() || self.send_held(port, at.1, &mut *queue, now);
-            let mut room = if is_free { queue.room(len, max).unwrap_or(max) } else { 0 };
+            let mut to = port.lock(at.queue);
+            let is_free = !egress.is_holding() || self.send_held(&mut to, now);
+            let mut room = if is_free { to.queue.room(len, max).unwrap_or(max) } else { 0 };
             if is_free && room == 0 {
                 // Asked for one frame, for it notifies when it has the room it was last asked for.
-                room = queue.room(len, 1).unwrap_or(1);
+                room = to.queue.room(len, 1).unwrap_or(1);
             }
-            drop(queue);
+            drop(to);
             (most, least) = (most.max(room), least.min(room));
             if room == 0 {
                 waits |= !egress.meter.is_slow(now);
@@ -176,13 +175,13 @@ impl Forwarder {
     pub(super) fn hold_or_drop(
         &mut self,
         from: &Source,
-        port: &Port,
+        to: &mut LockedQueue<'_>,
         group: &Group,
         done: usize,
         burst: &mut Burst<'_>,
-        (queue, now): (&mut dyn Egress, Instant),
+        now: Instant,
     ) {
-        let egress = &port.egress[usize::from(group.queue)];
+        let egress = to.egress;
         // Granted frames are copied with one call.
         burst.fetch_uncounted(group.picks[done..].iter().map(|pick| usize::from(*pick)));
         let mut hold = egress.held();
@@ -212,33 +211,27 @@ impl Forwarder {
         egress.stats.holds.add(kept);
         egress.holding.store(hold.len(), Ordering::Relaxed);
         drop(hold);
-        if self.pace(port, group.queue, now) {
+        if self.pace(to, now) {
             egress.stats.drops_rate.add(lost + lost_floods);
             return;
         }
         from.stats.drops_no_room.add(lost);
         egress.stats.lost_no_room.add(lost);
         egress.stats.drops_no_room.add(lost_floods);
-        if len > 0 && !port.has_rate_out() {
-            from.backpressure.set_full(Some((group.port, group.queue, len)));
+        if len > 0 && !to.port.has_rate_out() {
+            from.backpressure.set_full(Some((to.id, len)));
         }
-        self.record_full((group.port, group.queue), egress, queue, now);
+        self.record_full(to, now);
         if egress.is_holding() {
-            self.block((group.port, group.queue), egress);
+            self.block(to.id, egress);
         }
     }
 
     /// Delivers frames held for a queue, and drops those held for too long. Under the queue's lock.
     /// True: no frame is held any more.
     #[cold]
-    pub(super) fn send_held(
-        &mut self,
-        port: &Port,
-        queue: u16,
-        to: &mut dyn Egress,
-        now: Instant,
-    ) -> bool {
-        let egress = &port.egress[usize::from(queue)];
+    pub(super) fn send_held(&mut self, to: &mut LockedQueue<'_>, now: Instant) -> bool {
+        let (port, egress) = (to.port, to.egress);
         let mut hold = egress.held();
         let is_rated = port.has_rate_out();
         // A slow queue holds nothing: it could not be served before its frames are too old.
@@ -250,11 +243,11 @@ impl Forwarder {
         let late = hold.expire(expires, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
         // Cheap if it is still full: senders that do not wait call this with each burst.
-        let waits = is_rated && self.pace(port, queue, now);
-        let fits = !waits && first.is_some_and(|len| to.room(len, 1) != Ok(0));
+        let waits = is_rated && self.pace(to, now);
+        let fits = !waits && first.is_some_and(|len| to.queue.room(len, 1) != Ok(0));
         let (mut sent, mut fault) = (0, None);
         if fits {
-            (sent, fault) = self.send_oldest((port, queue), egress, &hold, to, now);
+            (sent, fault) = self.send_oldest(to, &hold, now);
             hold.remove(sent);
         }
         if let Some(fault) = fault {
@@ -265,18 +258,18 @@ impl Forwarder {
         let is_free = hold.is_empty();
         drop(hold);
         if !is_free && is_rated {
-            self.pace(port, queue, now);
+            self.pace(to, now);
         }
         if sent > 0 {
-            to.flush();
-            let late = egress.notify(to, sent, !is_free, now);
+            to.queue.flush();
+            let late = egress.notify(&mut *to.queue, sent, !is_free, now);
             if let Some(at) = late {
-                self.schedule_notify(at, port.id, queue);
+                self.schedule_notify(at, to.id);
             }
-            self.record_progress((port.id, queue), egress);
+            self.record_progress(to.id, egress);
         }
         if late > 0 {
-            self.record_full((port.id, queue), egress, to, now);
+            self.record_full(to, now);
         }
         is_free
     }
@@ -284,13 +277,12 @@ impl Forwarder {
     /// Puts the oldest frames, up to a burst of them; returns the number handled.
     fn send_oldest(
         &mut self,
-        (port, queue): (&Port, u16),
-        egress: &EgressQueue,
+        to: &mut LockedQueue<'_>,
         hold: &Hold,
-        to: &mut dyn Egress,
         now: Instant,
     ) -> (usize, Option<Fault>) {
-        let (n, at) = (hold.len().min(BURST_MAX), (port.id, queue));
+        let (port, egress) = (to.port, to.egress);
+        let n = hold.len().min(BURST_MAX);
         let mut burst = Burst::default();
         let mut senders = Vec::with_capacity(n);
         for held in hold.iter().take(n) {
@@ -303,11 +295,11 @@ impl Forwarder {
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
         let (done, fault) = if self.is_measured(egress, now) {
-            self.measured(at, egress, &burst, now, |this| {
-                this.put(to, egress, &from, &picks, &burst)
+            self.measured(to.id, egress, &burst, now, |this| {
+                this.put(&mut *to.queue, egress, &from, &picks, &burst)
             })
         } else {
-            self.put(to, egress, &from, &picks, &burst)
+            self.put(&mut *to.queue, egress, &from, &picks, &burst)
         };
         if is_rated {
             charge_out(port, &burst, 0..done, now);
@@ -319,18 +311,18 @@ impl Forwarder {
     }
 
     /// Records that a destination must be retried, and that this worker waits for it.
-    pub(super) fn block(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    pub(super) fn block(&mut self, at: QueueId, egress: &EgressQueue) {
         egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
         // It may have made room since it was armed, and will not notify of that again.
         self.blocked.insert(at, false);
     }
 
     /// Has this worker deliver the frames held for a queue, which it did not put there.
-    pub fn wait_for(&mut self, port: PortId, queue: u16) {
+    pub fn wait_for(&mut self, at: QueueId) {
         let table = Arc::clone(&self.table);
-        let of = table.get(usize::from(port.0)).and_then(Option::as_ref);
-        if let Some(egress) = of.and_then(|port| port.egress.get(usize::from(queue))) {
-            self.block((port, queue), egress);
+        let of = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+        if let Some(egress) = of.and_then(|port| port.egress.get(usize::from(at.queue))) {
+            self.block(at, egress);
         }
     }
 
@@ -340,9 +332,9 @@ impl Forwarder {
         !self.blocked.is_empty()
     }
 
-    /// Whether this worker waits for a queue of a port.
-    pub fn is_blocked_by(&self, port: PortId, queue: u16) -> bool {
-        self.blocked.contains_key(&(port, queue))
+    /// Whether this worker waits for a queue.
+    pub fn is_blocked_by(&self, at: QueueId) -> bool {
+        self.blocked.contains_key(&at)
     }
 
     /// Whether `from` may take frames again: one of its destinations has signalled room, or it
@@ -352,11 +344,11 @@ impl Forwarder {
     }
 
     /// Whether a destination signalled room since this worker's last retry, or was removed.
-    fn has_news(&self, (port, queue): (PortId, u16)) -> bool {
-        let port = self.table.get(usize::from(port.0)).and_then(Option::as_ref);
-        let port = port.filter(|port| port.active() > queue);
+    fn has_news(&self, at: QueueId) -> bool {
+        let port = self.table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+        let port = port.filter(|port| port.active() > at.queue);
         port.is_none_or(|port| {
-            let waiters = port.egress[usize::from(queue)].waiters.load(Ordering::Acquire);
+            let waiters = port.egress[usize::from(at.queue)].waiters.load(Ordering::Acquire);
             waiters & 1 << self.worker == 0
         })
     }
@@ -373,25 +365,22 @@ impl Forwarder {
         &mut self,
         all: bool,
         now: Instant,
-        mut done: impl FnMut((PortId, u16), &EgressQueue),
+        mut done: impl FnMut(QueueId, &EgressQueue),
     ) -> Findings {
         let table = Arc::clone(&self.table);
-        let news = |at: &(PortId, u16)| all || self.has_news(*at);
+        let news = |at: &QueueId| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
         self.set_measures(true);
         for at in due {
             self.blocked.remove(&at);
-            let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
-            let egress = &port.egress[usize::from(at.1)];
-            let mut queue = egress.lock();
-            if egress.is_holding()
-                && !self.send_held(port, at.1, &mut *queue, now)
-                && !self.pace(port, at.1, now)
-            {
+            let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+            let mut to = port.lock(at.queue);
+            let egress = to.egress;
+            if egress.is_holding() && !self.send_held(&mut to, now) && !self.pace(&to, now) {
                 self.block(at, egress);
             }
-            drop(queue);
+            drop(to);
             done(at, egress);
         }
         self.end_measures();
@@ -403,7 +392,9 @@ impl Forwarder {
     pub fn arm_blocked(&mut self) -> ArmedFull {
         let (mut full, mut wake) = (true, 0);
         let table = Arc::clone(&self.table);
-        for ((port, queue), armed) in self.blocked.iter_mut().filter(|(_, armed)| !**armed) {
+        for (QueueId { port, queue }, armed) in
+            self.blocked.iter_mut().filter(|(_, armed)| !**armed)
+        {
             let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
             let Some(port) = port.filter(|port| port.active() > *queue) else {
                 full = false;
@@ -421,7 +412,7 @@ impl Forwarder {
     }
 
     /// Records that a destination took a frame: workers that wait for it may retry.
-    pub(super) fn record_progress(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    pub(super) fn record_progress(&mut self, at: QueueId, egress: &EgressQueue) {
         if egress.waiters.load(Ordering::Relaxed) != 0 {
             self.findings.wake |= egress.waiters.swap(0, Ordering::AcqRel);
         }

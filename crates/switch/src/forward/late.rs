@@ -1,13 +1,13 @@
 //! Notifications of peers that call policies delay, and frames that rates delay.
 
 use super::{EgressQueue, Findings, Forwarder};
-use crate::fdb::PortId;
+use crate::port::QueueId;
 use crate::time::Instant;
 
 impl Forwarder {
     /// Schedules a delayed notification of a queue's peer.
-    pub(super) fn schedule_notify(&mut self, at: Instant, port: PortId, queue: u16) {
-        self.late.push((at, port, queue));
+    pub(super) fn schedule_notify(&mut self, at: Instant, queue: QueueId) {
+        self.late.push((at, queue));
         self.late_at = self.late_at.min(at);
     }
 
@@ -30,7 +30,7 @@ impl Forwarder {
         &mut self,
         now: Instant,
         rests: bool,
-        done: impl FnMut((PortId, u16), &EgressQueue),
+        done: impl FnMut(QueueId, &EgressQueue),
     ) -> Findings {
         if self.delivers_due(now) {
             self.send_paced(now, done);
@@ -50,7 +50,7 @@ impl Forwarder {
         }
         let table = &self.table;
         let mut next = Instant::NEVER;
-        self.late.retain_mut(|(at, port, queue)| {
+        self.late.retain_mut(|(at, QueueId { port, queue })| {
             let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
             let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
             let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now)) else {

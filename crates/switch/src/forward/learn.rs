@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Forwarder, Port, PortEvent, Source};
+use super::{Forwarder, Port, PortEvent, Source, Time};
 use crate::fdb::{Learned, Mac, PortId, Terms};
 use crate::flow;
-use crate::time::Instant;
 
 impl Port {
     /// Refuses addresses that flap, for this number of seconds; 0: they are only reported.
@@ -22,14 +21,8 @@ impl Port {
 impl Forwarder {
     /// Learns a source address; false: the frame must be dropped, and was counted.
     #[inline(always)]
-    pub(super) fn learn(
-        &mut self,
-        from: &Source,
-        src: [u8; 6],
-        vlan: u16,
-        (now, now_s): (Instant, u32),
-    ) -> bool {
-        let port = from.port;
+    pub(super) fn learn(&mut self, from: &Source, src: [u8; 6], vlan: u16, time: Time) -> bool {
+        let (port, now_s) = (from.port, time.now_s);
         let fact = Some((src, vlan, port, now_s));
         if self.last_learned == fact {
             return true;
@@ -45,9 +38,9 @@ impl Forwarder {
             self.last_found = None;
         }
         match learned {
-            Learned::Moved { .. } => self.record_move(from, src, vlan, (now, now_s)),
+            Learned::Moved { .. } => self.record_move(from, src, vlan, time),
             Learned::Stays { drop } => {
-                self.record_move(from, src, vlan, (now, now_s));
+                self.record_move(from, src, vlan, time);
                 if drop {
                     self.last_learned = None;
                     from.stats.drops_loop_guard.add(1);
@@ -98,13 +91,8 @@ impl Forwarder {
     /// Counts a move of an address to the port of `from`, permitted or not, and reports it once if
     /// the address flaps.
     #[cold]
-    fn record_move(
-        &mut self,
-        from: &Source,
-        mac: [u8; 6],
-        vlan: u16,
-        (now, now_s): (Instant, u32),
-    ) {
+    fn record_move(&mut self, from: &Source, mac: [u8; 6], vlan: u16, time: Time) {
+        let Time { now, now_s } = time;
         from.stats.mac_moves.add(1);
         let flap = self.fdb.flap(mac, vlan, now_s).filter(|(flap, _)| flap.home != from.port);
         let Some((flap, true)) = flap else { return };

@@ -124,7 +124,7 @@ mod tests {
         let memory = [0xbb; 200];
         let mut burst = Burst::default();
         burst.segs.push(Seg::of(&memory));
-        burst.push_parsed((&[0xaa; RETAGGED_LEN], 128), 200, VnetHdr::NONE);
+        burst.push_parsed(&[0xaa; RETAGGED_LEN], 128, 200, VnetHdr::NONE);
         let (sink, captured) = std::sync::mpsc::sync_channel(1);
         let mirror = Mirror::default();
         mirror.set(Some(sink));

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use super::Port;
 use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
 use crate::poll::{Notifier, Notify, Policy};
-use crate::port::Egress;
+use crate::port::{Egress, QueueId};
 use crate::stats::EgressStats;
 use crate::time::Instant;
 
@@ -37,6 +38,24 @@ pub struct EgressQueue {
     /// Call policy and pending notification.
     call: AtomicU64,
     notifier: Mutex<Notifier>,
+}
+
+/// An egress queue of a port, locked.
+pub(super) struct LockedQueue<'p> {
+    pub port: &'p Port,
+    pub id: QueueId,
+    pub egress: &'p EgressQueue,
+    pub queue: MutexGuard<'p, dyn Egress + 'static>,
+}
+
+impl Port {
+    /// Locks one of its egress queues.
+    #[inline]
+    pub(super) fn lock(&self, queue: u16) -> LockedQueue<'_> {
+        let egress = &self.egress[usize::from(queue)];
+        let id = QueueId { port: self.id, queue };
+        LockedQueue { port: self, id, egress, queue: egress.lock() }
+    }
 }
 
 impl EgressQueue {

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{EgressQueue, Forwarder, Port, Source};
+use super::{EgressQueue, Forwarder, LockedQueue, Port, Source};
 use crate::account::{Limiter, RateLimits};
-use crate::fdb::PortId;
 use crate::frame::Burst;
 use crate::offload;
+use crate::port::QueueId;
 use crate::time::Instant;
 
 impl Port {
@@ -105,7 +105,7 @@ pub(super) fn charge_out(
 
 /// Queues that hold frames until their ports' rates permit them, each with its time.
 #[derive(Default)]
-pub(super) struct Paced(Vec<(Instant, PortId, u16)>);
+pub(super) struct Paced(Vec<(Instant, QueueId)>);
 
 impl Paced {
     /// The earliest time.
@@ -113,9 +113,9 @@ impl Paced {
         self.0.iter().map(|(at, ..)| *at).min()
     }
 
-    fn set(&mut self, port: PortId, queue: u16, at: Instant) {
-        self.0.retain(|(_, other, n)| (*other, *n) != (port, queue));
-        self.0.push((at, port, queue));
+    fn set(&mut self, queue: QueueId, at: Instant) {
+        self.0.retain(|(_, other)| *other != queue);
+        self.0.push((at, queue));
     }
 }
 
@@ -123,35 +123,31 @@ impl Forwarder {
     /// If the rate to a port permits no frame now, has this worker deliver those held for one of
     /// its queues when it does. Returns whether it is so.
     #[cold]
-    pub(super) fn pace(&mut self, port: &Port, queue: u16, now: Instant) -> bool {
-        let due = if port.has_rate_out() { port.account.rate_out.due(now) } else { None };
+    pub(super) fn pace(&mut self, to: &LockedQueue<'_>, now: Instant) -> bool {
+        let due = if to.port.has_rate_out() { to.port.account.rate_out.due(now) } else { None };
         if let Some(at) = due {
-            self.paced.set(port.id, queue, at);
+            self.paced.set(to.id, at);
         }
         due.is_some()
     }
 
     /// Delivers held frames that rates permit by now. `done` is called after each destination.
     #[cold]
-    pub(super) fn send_paced(
-        &mut self,
-        now: Instant,
-        mut done: impl FnMut((PortId, u16), &EgressQueue),
-    ) {
+    pub(super) fn send_paced(&mut self, now: Instant, mut done: impl FnMut(QueueId, &EgressQueue)) {
         let table = Arc::clone(&self.table);
         let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
         self.set_measures(true);
-        for (_, id, queue) in due {
-            let port = table.get(usize::from(id.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|port| port.active() > queue) else { continue };
-            let egress = &port.egress[usize::from(queue)];
-            let mut to = egress.lock();
-            let is_free = !egress.is_holding() || self.send_held(port, queue, &mut *to, now);
-            if !is_free && !self.pace(port, queue, now) {
-                self.block((id, queue), egress);
+        for (_, at) in due {
+            let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+            let mut to = port.lock(at.queue);
+            let egress = to.egress;
+            let is_free = !egress.is_holding() || self.send_held(&mut to, now);
+            if !is_free && !self.pace(&to, now) {
+                self.block(at, egress);
             }
             drop(to);
-            done((id, queue), egress);
+            done(at, egress);
         }
         self.end_measures();
         self.send_copies(now);

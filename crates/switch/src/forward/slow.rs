@@ -11,11 +11,11 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{EgressQueue, Forwarder, Group, Port, Senders, Source};
+use super::{EgressQueue, Forwarder, Group, LockedQueue, Senders, Source};
 use crate::fair::{self, Usage};
 use crate::fdb::PortId;
 use crate::frame::Burst;
-use crate::port::{Egress, Fault};
+use crate::port::{Fault, QueueId};
 use crate::time::{Instant, Ns};
 
 /// A delivery that was long by page faults in its receiver's memory.
@@ -48,6 +48,14 @@ pub(super) struct LongDeliveries {
     count: AtomicU32,
     /// Time from which the next one is counted as the first.
     until_ns: AtomicU64,
+}
+
+impl Slow {
+    /// Whether the burst in progress is measured.
+    #[inline]
+    pub fn measures(&self) -> bool {
+        self.measures
+    }
 }
 
 impl LongDeliveries {
@@ -112,40 +120,34 @@ impl Forwarder {
         now >= self.slow.from
     }
 
-    /// Puts a group to a queue that is slow, or whose deliveries are measured.
+    /// Puts a group to a queue whose deliveries are measured.
     #[cold]
     pub(super) fn put_measured(
         &mut self,
         from: &Source,
-        port: &Port,
-        group: &mut Group,
+        to: &mut LockedQueue<'_>,
+        group: &Group,
         burst: &Burst<'_>,
-        (to, is_free, now): (&mut dyn Egress, bool, Instant),
+        now: Instant,
     ) -> (usize, Option<Fault>) {
-        let egress = &port.egress[usize::from(group.queue)];
-        if egress.is_slow(now) {
-            return self.put_slow(from, port, group, burst, (to, now));
-        }
-        if !is_free {
-            return (0, None);
-        }
-        let (at, senders) = ((group.port, group.queue), Senders::One(&from.stats));
-        let picks = &group.picks;
-        self.measured(at, egress, burst, now, |this| this.put(to, egress, &senders, picks, burst))
+        let (egress, senders) = (to.egress, Senders::One(&from.stats));
+        self.measured(to.id, egress, burst, now, |this| {
+            this.put(&mut *to.queue, egress, &senders, &group.picks, burst)
+        })
     }
 
     /// Puts a group to a slow queue: its frames one by one, until one took long; the others are
     /// dropped, and removed from the group. Nothing is held for such a queue.
     #[cold]
-    fn put_slow(
+    pub(super) fn put_slow(
         &mut self,
         from: &Source,
-        port: &Port,
+        to: &mut LockedQueue<'_>,
         group: &mut Group,
         burst: &Burst<'_>,
-        (to, now): (&mut dyn Egress, Instant),
+        now: Instant,
     ) -> (usize, Option<Fault>) {
-        let egress = &port.egress[usize::from(group.queue)];
+        let egress = to.egress;
         let (mut done, mut fault) = (0, None);
         while let Some(pick) = group.picks.get(done).filter(|_| self.may_be_slow(now)) {
             let i = usize::from(*pick);
@@ -154,9 +156,8 @@ impl Forwarder {
             private.push_private(&bytes, burst.frames[i].hdr);
             private.snapshot();
             let senders = Senders::One(&from.stats);
-            let at = (port.id, group.queue);
-            let put = self.measured(at, egress, &private, now, |this| {
-                this.put(to, egress, &senders, &[0], &private)
+            let put = self.measured(to.id, egress, &private, now, |this| {
+                this.put(&mut *to.queue, egress, &senders, &[0], &private)
             });
             fault = put.1;
             if put.0 == 0 {
@@ -180,7 +181,7 @@ impl Forwarder {
     #[cold]
     pub(super) fn measured(
         &mut self,
-        (port, queue): (PortId, u16),
+        at: QueueId,
         egress: &EgressQueue,
         burst: &Burst<'_>,
         now: Instant,
@@ -195,6 +196,7 @@ impl Forwarder {
             if egress.long.record(now) {
                 self.slow.from = now + fair::slow_rest(used.time);
             }
+            let QueueId { port, queue } = at;
             self.slow.deliveries.push(SlowDelivery { port, queue, took: used.time });
         }
         (done, fault)

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::{EgressQueue, Forwarder, Port, Senders};
+use super::{Forwarder, Port, Senders};
 use crate::fdb::PortId;
 use crate::frame::{BURST_MAX, Burst};
 use crate::time::Instant;
@@ -138,12 +138,15 @@ impl Forwarder {
         frames: &[(PortId, Box<[u8]>, VnetHdr)],
         now: Instant,
     ) {
-        let Some(egress) = port.egress.first() else { return };
+        if port.egress.is_empty() {
+            return;
+        }
         let mut burst = Burst::default();
         frames.iter().for_each(|(_, bytes, hdr)| burst.push_private(bytes, *hdr));
         burst.snapshot();
         let picks: Vec<u16> = (0..frames.len() as u16).collect();
-        let mut queue = egress.lock();
+        let mut to = port.lock(0);
+        let egress = to.egress;
         if port.active() == 0 {
             egress.stats.drops_down.add(frames.len() as u64);
             return;
@@ -155,34 +158,23 @@ impl Forwarder {
         } else if self.is_measured(egress, now) {
             // One frame, if its peer's memory made deliveries long.
             let picks = if egress.is_slow(now) { &picks[..1] } else { &picks[..] };
-            self.measured((port.id, 0), egress, &burst, now, |this| {
-                this.put(&mut *queue, egress, &from, picks, &burst)
+            self.measured(to.id, egress, &burst, now, |this| {
+                this.put(&mut *to.queue, egress, &from, picks, &burst)
             })
         } else {
-            self.put(&mut *queue, egress, &from, &picks, &burst)
+            self.put(&mut *to.queue, egress, &from, &picks, &burst)
         };
-        queue.flush();
+        to.queue.flush();
         egress.stats.mirrored.add(done as u64);
         egress.stats.drops_mirror.add((frames.len() - done) as u64);
-        if done > 0 {
-            self.notify_mirror(port, egress, &mut *queue, (done, done < frames.len()), now);
+        if done > 0
+            && let Some(at) = egress.notify(&mut *to.queue, done, done < frames.len(), now)
+        {
+            self.schedule_notify(at, to.id);
         }
-        drop(queue);
+        drop(to);
         if let Some(fault) = fault {
             self.record_fault(port, fault);
-        }
-    }
-
-    fn notify_mirror(
-        &mut self,
-        port: &Port,
-        egress: &EgressQueue,
-        queue: &mut dyn crate::port::Egress,
-        (done, full): (usize, bool),
-        now: Instant,
-    ) {
-        if let Some(at) = egress.notify(queue, done, full, now) {
-            self.schedule_notify(at, port.id, 0);
         }
     }
 }

@@ -5,9 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{EgressQueue, Forwarder, PortEvent};
-use crate::fdb::PortId;
-use crate::port::Egress;
+use super::{EgressQueue, Forwarder, LockedQueue, PortEvent};
+use crate::port::QueueId;
 use crate::time::{Instant, Ns};
 
 /// Time without room after which a destination is starved (netback: `rx_stall_timeout_msecs`).
@@ -39,13 +38,8 @@ impl EgressQueue {
 impl Forwarder {
     /// Records that a destination had no room for a frame. Under the queue's lock.
     #[cold]
-    pub(super) fn record_full(
-        &mut self,
-        at: (PortId, u16),
-        egress: &EgressQueue,
-        queue: &mut dyn Egress,
-        now: Instant,
-    ) {
+    pub(super) fn record_full(&mut self, to: &mut LockedQueue<'_>, now: Instant) {
+        let egress = to.egress;
         let since = egress.full_ns.load(Ordering::Relaxed);
         let frames = egress.stats.frames.get();
         if since == 0 || egress.full_at.load(Ordering::Relaxed) != frames {
@@ -58,9 +52,9 @@ impl Forwarder {
         }
         // Its kick ends the starvation, even if no frame arrives. A destination that does not kick
         // for room is never full here, and is not starved.
-        if queue.arm() {
+        if to.queue.arm() {
             if !egress.starved.swap(true, Ordering::Relaxed) {
-                let (port, queue) = at;
+                let QueueId { port, queue } = to.id;
                 self.findings.events.push(PortEvent::Starved { port, queue, begins: true });
             }
         } else {
@@ -72,14 +66,14 @@ impl Forwarder {
 
     /// Ends the starvation of a destination that took a frame.
     #[cold]
-    pub(super) fn end_starvation(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    pub(super) fn end_starvation(&mut self, at: QueueId, egress: &EgressQueue) {
         let is_fed = egress.stats.frames.get() != egress.full_at.load(Ordering::Relaxed);
         if !is_fed {
             // It only rejected a frame that it never accepts.
             return;
         }
         if egress.starved.swap(false, Ordering::Relaxed) {
-            let (port, queue) = at;
+            let QueueId { port, queue } = at;
             self.findings.events.push(PortEvent::Starved { port, queue, begins: false });
         }
     }

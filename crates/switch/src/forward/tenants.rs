@@ -7,6 +7,7 @@ use crate::fdb::PortId;
 use crate::flow;
 use crate::frame::{Burst, RETAGGED_LEN};
 use crate::offload;
+use crate::port::QueueId;
 use crate::tenant::{Admitted, Tagging, Tenants, Vlan, tagging, untagged_tagging};
 use crate::time::Instant;
 
@@ -33,7 +34,7 @@ impl Forwarder {
             return self.cross(from, burst);
         }
         burst.snapshot();
-        let at = self.group_for(to, from.queue % active);
+        let at = self.group_for(QueueId { port: to, queue: from.queue % active });
         let mut sender = tenants.sender(from.port);
         for i in 0..burst.frames.len() {
             if burst.is_excluded(i) {
@@ -73,7 +74,7 @@ impl Forwarder {
         now: Instant,
     ) -> bool {
         let Some(tenants) = self.tenants.clone() else { return false };
-        let (own, to) = (tenants.vlan(from.port), tenants.vlan(group.port));
+        let (own, to) = (tenants.vlan(from.port), tenants.vlan(group.to.port));
         if *own == Vlan::Transparent && *to == Vlan::Transparent {
             return false;
         }
@@ -89,7 +90,7 @@ impl Forwarder {
         let Retagged { burst: spare, heads, group: new } = &mut kept;
         heads.resize(heads.len().max(group.picks.len()), [0; RETAGGED_LEN]);
         new.picks.clear();
-        (new.port, new.queue, new.floods) = (group.port, group.queue, 0);
+        (new.to, new.floods) = (group.to, 0);
         let mut made = std::mem::take(spare).recycle();
         for ((n, i), out) in picks().enumerate().zip(heads) {
             if burst.is_excluded(i) {
@@ -106,7 +107,7 @@ impl Forwarder {
             new.picks.push(at as u16);
             made.segs.push(Seg::of(&out[..len]));
             offload::after(burst.segs(frame), head.len(), &mut made.segs);
-            made.push_parsed((out, len), tagging.grown(frame.len), hdr);
+            made.push_parsed(out, len, tagging.grown(frame.len), hdr);
         }
         if !new.picks.is_empty() {
             self.deliver_as_is(from, new, &mut made, now);

@@ -1,5 +1,6 @@
 use super::*;
 
+use crate::fdb::PortId;
 use crate::time::{Instant, Ns};
 
 const MS: Ns = Ns::from_ms(1);
@@ -55,15 +56,16 @@ fn frames_held_too_long_are_counted_at_both_ends() {
 fn destinations_are_tracked_for_a_second_and_an_overflow_is_detected() {
     let sender = Backpressure::default();
     let second = Ns::from_secs(1);
-    let at = |port| (PortId(port), 0);
+    let at = |port| QueueId { port: PortId(port), queue: 0 };
+    let second_queue = QueueId { queue: 1, ..at(2) };
     for ms in 1..5 {
         sender.record_destination(at(1), after(ms * MS));
     }
     sender.record_destination(at(2), after(6 * MS));
-    sender.record_destination((PortId(2), 1), after(7 * MS));
+    sender.record_destination(second_queue, after(7 * MS));
     sender.record_destination(at(1), after(8 * MS));
-    assert_eq!(sender.recent(after(9 * MS)), Some(vec![at(1), (PortId(2), 1), at(2)]));
-    assert_eq!(sender.recent(after(6 * MS + second)), Some(vec![at(1), (PortId(2), 1)]));
+    assert_eq!(sender.recent(after(9 * MS)), Some(vec![at(1), second_queue, at(2)]));
+    assert_eq!(sender.recent(after(6 * MS + second)), Some(vec![at(1), second_queue]));
     // After an idle time it sends to another one.
     sender.record_destination(at(3), after(3 * second));
     assert_eq!(sender.recent(after(3 * second)), Some(vec![at(3)]));

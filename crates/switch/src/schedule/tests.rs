@@ -17,7 +17,7 @@ use crate::fdb::{Fdb, PortId};
 use crate::forward::{Mode, Port, Source, Table};
 use crate::frame::Burst;
 use crate::poll::Policy;
-use crate::port::{Egress, Fault, Ingress, Steer};
+use crate::port::{Egress, Fault, Ingress, QueueId, Steer};
 use crate::stats::EgressStats;
 use crate::tuning::Tuning;
 use crate::vnet::{Offloads, VnetHdr};
@@ -302,8 +302,8 @@ fn charge_receivers(
     mut began: Instant,
     clock: &Clock,
     scheduler: &mut Scheduler<Io>,
-) -> impl FnMut((PortId, u16), &EgressQueue) {
-    move |(port, _), egress| {
+) -> impl FnMut(QueueId, &EgressQueue) {
+    move |QueueId { port, .. }, egress| {
         let end = Instant::from_ns(clock.load(Ordering::Relaxed));
         let took = end - std::mem::replace(&mut began, end);
         egress.stats.served_ns.add(took.get());

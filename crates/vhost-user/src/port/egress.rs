@@ -376,11 +376,13 @@ impl VirtioEgress {
         self.next += chains.len();
         let end = {
             let bufs = chains.iter().flat_map(|c| self.taken.writes(c));
-            let start = (&raw[..format.hdr_len as usize], head);
-            let places = (hint, &mut self.left.segs);
+            let start = [&raw[..format.hdr_len as usize], head];
+            let segs = &mut self.left.segs;
             match batch {
-                Some(Batch { memory, copies }) => fill(memory, places, bufs, start, body, copies),
-                None => fill(memory, places, bufs, start, body, &mut Copies::new()),
+                Some(Batch { memory, copies }) => {
+                    Room::new(memory, hint, segs, bufs).fill(start, body, copies)
+                }
+                None => Room::new(memory, hint, segs, bufs).fill(start, body, &mut Copies::new()),
             }
         };
         let mut left = u64::from(total);
@@ -407,29 +409,6 @@ impl VirtioEgress {
 fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
     //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
     VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
-}
-
-/// Writes a frame into `bufs`; `start` is private memory. `segs`: remaining limit of pieces of
-/// buffers that cross regions.
-#[inline]
-fn fill<'b, 'm>(
-    memory: &'m GuestMemory,
-    (hint, segs): (&mut usize, &mut usize),
-    bufs: impl Iterator<Item = &'b Buf>,
-    start: (&[u8], &[u8]),
-    body: Body<'m>,
-    copies: &mut Copies<'m>,
-) -> End {
-    let mut to = Room { memory, hint, segs, bufs, seg: None, rest: None, end: End::Whole };
-    to.write(start.0);
-    to.write(start.1);
-    let mut skip = body.skip;
-    for seg in body.segs {
-        let n = seg.len().min(skip);
-        skip -= n;
-        to.copy(seg.skip(n), |to, from| copies.copy(to, from, body.pick));
-    }
-    to.end
 }
 
 /// Result of writing a frame.
@@ -467,7 +446,25 @@ struct Room<'a, 'm, I> {
     end: End,
 }
 
-impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
+impl<'a, 'b, 'm, I: Iterator<Item = &'b Buf>> Room<'a, 'm, I> {
+    #[inline]
+    fn new(memory: &'m GuestMemory, hint: &'a mut usize, segs: &'a mut usize, bufs: I) -> Self {
+        Self { memory, hint, segs, bufs, seg: None, rest: None, end: End::Whole }
+    }
+
+    /// Writes a frame; `start` is private memory.
+    #[inline]
+    fn fill(mut self, start: [&[u8]; 2], body: Body<'m>, copies: &mut Copies<'m>) -> End {
+        start.iter().for_each(|bytes| self.write(bytes));
+        let mut skip = body.skip;
+        for seg in body.segs {
+            let n = seg.len().min(skip);
+            skip -= n;
+            self.copy(seg.skip(n), |to, from| copies.copy(to, from, body.pick));
+        }
+        self.end
+    }
+
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
         self.copy(Seg::of(bytes), |to, from| to.copy_from(from));

@@ -182,7 +182,7 @@ impl super::Front for Front {
         let flags = if readonly { 0 } else { ioctl::GNTALLOC_FLAG_WRITABLE };
         let advice =
             "raise gntalloc's limit (modprobe xen-gntalloc limit=8192), or use fewer queues";
-        match sys::fresh_pages(&self.gntalloc, (domid, flags), pages) {
+        match sys::fresh_pages(&self.gntalloc, domid, flags, pages) {
             Ok((mapping, grefs)) => Pages::new(mapping, grefs),
             Err(GrantError::Full) => Err(HostError::NoPages { pages, advice }),
             Err(GrantError::Map(error)) => Err(error.into()),

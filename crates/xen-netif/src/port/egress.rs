@@ -199,72 +199,92 @@ fn steering(wiring: &Wiring) -> Option<Arc<Steering>> {
     Some(wiring.orders.steering()).filter(|steering| steering.is_set())
 }
 
-/// Places a frame into slots and collects its copies. `ready`: slots known to be available; the
-/// ring is read when they do not suffice.
-fn place<'m>(
-    active: &mut Active,
+/// What a call collects: slots of its frames, and copies to them.
+struct Collected<'a, 'm> {
     pages: &'m Pages,
-    job: &Job<'m>,
-    copies: &mut Copies<'m>,
-    (responses, ready): (&mut Vec<Response>, &mut u32),
-    stats: &EgressStats,
-) -> Result<Placed, Fault> {
-    let accepts_csum = active.wiring.peer.offloads().csum;
-    let (flags, gso) = to_rx(&job.hdr, accepts_csum);
-    let hash = active.steering.as_ref().and_then(|steering| steering.hash(job.head));
-    let extras = [gso.map(Extra::Gso), hash.map(Extra::Hash)];
-    let mut extras = extras.into_iter().flatten().peekable();
-    let extra_count = extras.clone().count();
-    if !active.fits_ever(job.len, extra_count, gso.is_some()) {
-        stats.drops_too_long.add(1);
-        return Ok(Placed::Dropped);
-    }
-    if !active.accepts(job.head, job.body) {
-        stats.drops_filtered.add(1);
-        return Ok(Placed::Dropped);
-    }
-    let need = Active::slots_for(job.len, extra_count);
-    if *ready < need {
-        *ready = active.ring.available().map_err(fault)?;
-    }
-    if *ready < need {
-        active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
-        return Ok(Placed::NoRoom);
-    }
-    *ready -= need;
-    let mut segs = std::iter::once(Seg::of(job.head)).chain(after(job.body, job.skip));
-    let mut from = Seg::EMPTY;
-    let mut left = job.len;
-    let mut bad = false;
-    while left > 0 {
-        let first = left == job.len;
-        let Some(request) = active.ring.take() else { break };
-        let n = left.min(GRANT_LEN);
-        left -= n;
-        let mut to = pages.seg_mut(request.gref, n as u16);
-        while let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
-            if from.is_empty() {
-                let Some(next) = segs.next() else { break };
-                from = next;
-            }
-            from = from.skip(copies.copy(to, from, job.tag));
+    copies: Copies<'m>,
+    responses: &'a mut Vec<Response>,
+    /// Slots known to be available; the ring is read when they do not suffice.
+    ready: u32,
+}
+
+impl<'m> Collected<'_, 'm> {
+    /// Places a frame into slots and adds its copies.
+    fn place(
+        &mut self,
+        active: &mut Active,
+        job: &Job<'m>,
+        stats: &EgressStats,
+    ) -> Result<Placed, Fault> {
+        let accepts_csum = active.wiring.peer.offloads().csum;
+        let (flags, gso) = to_rx(&job.hdr, accepts_csum);
+        let hash = active.steering.as_ref().and_then(|steering| steering.hash(job.head));
+        let extras = [gso.map(Extra::Gso), hash.map(Extra::Hash)];
+        let extra_count = extras.iter().flatten().count();
+        if !active.fits_ever(job.len, extra_count, gso.is_some()) {
+            stats.drops_too_long.add(1);
+            return Ok(Placed::Dropped);
         }
-        bad |= to.is_none();
-        let more = if left > 0 { rx_flag::MORE_DATA } else { 0 };
-        let extra = if first && extra_count > 0 { rx_flag::EXTRA_INFO } else { 0 };
-        let flags = more | extra | if first { flags } else { 0 };
-        let response = RxResponse { id: request.id, offset: 0, flags, status: n as i16 };
-        responses.push(Response::Data(response, job.tag));
-        while let Some(extra) = extras.next() {
-            if active.ring.take().is_some() {
-                responses.push(Response::Extra(extra, extras.peek().is_some()));
+        if !active.accepts(job.head, job.body) {
+            stats.drops_filtered.add(1);
+            return Ok(Placed::Dropped);
+        }
+        let need = Active::slots_for(job.len, extra_count);
+        if self.ready < need {
+            self.ready = active.ring.available().map_err(fault)?;
+        }
+        if self.ready < need {
+            active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
+            return Ok(Placed::NoRoom);
+        }
+        self.ready -= need;
+        let flags = if extra_count > 0 { flags | rx_flag::EXTRA_INFO } else { flags };
+        let is_whole = self.fill_slots(&mut active.ring, job, flags, extras);
+        if !is_whole {
+            fail(self.responses, job.tag);
+        }
+        Ok(if is_whole { Placed::Copied } else { Placed::Dropped })
+    }
+
+    /// Takes the slots of a frame, `flags` for the first; false: one of them has an invalid grant.
+    #[inline]
+    fn fill_slots(
+        &mut self,
+        ring: &mut BackRx,
+        job: &Job<'m>,
+        flags: u16,
+        extras: [Option<Extra>; 2],
+    ) -> bool {
+        let mut extras = extras.into_iter().flatten().peekable();
+        let mut segs = std::iter::once(Seg::of(job.head)).chain(after(job.body, job.skip));
+        let mut from = Seg::EMPTY;
+        let mut left = job.len;
+        let mut is_whole = true;
+        while left > 0 {
+            let flags = if left == job.len { flags } else { 0 };
+            let Some(request) = ring.take() else { break };
+            let n = left.min(GRANT_LEN);
+            left -= n;
+            let mut to = self.pages.seg_mut(request.gref, n as u16);
+            while let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
+                if from.is_empty() {
+                    let Some(next) = segs.next() else { break };
+                    from = next;
+                }
+                from = from.skip(self.copies.copy(to, from, job.tag));
+            }
+            is_whole &= to.is_some();
+            let flags = if left > 0 { flags | rx_flag::MORE_DATA } else { flags };
+            let response = RxResponse { id: request.id, offset: 0, flags, status: n as i16 };
+            self.responses.push(Response::Data(response, job.tag));
+            while let Some(extra) = extras.next() {
+                if ring.take().is_some() {
+                    self.responses.push(Response::Extra(extra, extras.peek().is_some()));
+                }
             }
         }
+        is_whole
     }
-    if bad {
-        fail(responses, job.tag);
-    }
-    Ok(if bad { Placed::Dropped } else { Placed::Copied })
 }
 
 /// Marks all slots of a frame as failed: one of them has an invalid grant.
@@ -305,8 +325,10 @@ impl Egress for XenEgress {
         active.refresh();
         // The destination segments borrow from it.
         let pages = active.pages.clone();
-        let mut copies = std::mem::take(&mut self.copies).recycle();
-        let (mut done, mut ready) = (Ok(picks.len()), 0);
+        let copies = std::mem::take(&mut self.copies).recycle();
+        let responses = &mut self.responses;
+        let mut collected = Collected { pages: &pages, copies, responses, ready: 0 };
+        let mut done = Ok(picks.len());
         for (i, pick) in picks.iter().enumerate() {
             let frame = &burst.frames[usize::from(*pick)];
             let head = burst.head(usize::from(*pick));
@@ -318,8 +340,7 @@ impl Egress for XenEgress {
                 hdr: frame.hdr,
                 tag: *pick,
             };
-            let lists = (&mut self.responses, &mut ready);
-            match place(active, &pages, &job, &mut copies, lists, &self.stats) {
+            match collected.place(active, &job, &self.stats) {
                 Ok(Placed::NoRoom) => {
                     self.stats.full.add(1);
                     done = Ok(i);
@@ -337,6 +358,7 @@ impl Egress for XenEgress {
                 }
             }
         }
+        let copies = collected.copies;
         self.finish(copies, |tag| burst.mark_unreadable(tag.into()));
         done
     }
@@ -349,11 +371,13 @@ impl Egress for XenEgress {
         active.refresh();
         // The destination segments borrow from it.
         let pages = active.pages.clone();
-        let mut copies = std::mem::take(&mut self.copies).recycle();
+        let copies = std::mem::take(&mut self.copies).recycle();
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
         let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
-        let lists = (&mut self.responses, &mut 0);
-        let placed = place(active, &pages, &job, &mut copies, lists, &self.stats);
+        let responses = &mut self.responses;
+        let mut collected = Collected { pages: &pages, copies, responses, ready: 0 };
+        let placed = collected.place(active, &job, &self.stats);
+        let copies = collected.copies;
         self.finish(copies, |_| {});
         placed.map(|placed| placed != Placed::NoRoom)
     }

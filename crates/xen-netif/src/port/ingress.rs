@@ -124,15 +124,27 @@ impl XenIngress {
     pub fn is_up(&self) -> bool {
         self.active.is_some()
     }
+}
 
+/// The packets of a burst, and their ring.
+struct Packets<'a> {
+    ring: &'a mut BackTx,
+    wiring: &'a Wiring,
+    limited: &'a mut Option<Instant>,
+    packet: &'a mut TxPacket,
+    taken: &'a mut Vec<Taken>,
+}
+
+impl Packets<'_> {
     /// Takes packets and pushes their frames. Returns whether the burst is full by bytes.
     fn collect<'m>(
-        (ring, wiring, limited): (&mut BackTx, &Wiring, &mut Option<Instant>),
+        &mut self,
         pages: &'m Pages,
-        (most, now): (usize, Instant),
+        most: usize,
         burst: &mut Burst<'m>,
-        (packet, taken): (&mut TxPacket, &mut Vec<Taken>),
+        now: Instant,
     ) -> Result<bool, Fault> {
+        let Self { ring, wiring, limited, packet, taken } = self;
         let mut bytes = 0;
         while taken.len() < most {
             if bytes > BURST_BYTES {
@@ -143,7 +155,7 @@ impl XenIngress {
                 && let Err(due) = wiring.vif.charge(packet.len, now)
             {
                 ring.untake(1);
-                *limited = Some(due);
+                **limited = Some(due);
                 break;
             }
             let mut new = Taken {
@@ -179,6 +191,30 @@ impl XenIngress {
             taken.push(new);
         }
         Ok(false)
+    }
+
+    /// Returns packets to the ring whose frames are not among the first `end`; the next burst takes
+    /// them again.
+    #[cold]
+    fn put_back(&mut self, burst: &Burst<'_>, end: usize) {
+        let is_left = |new: &Taken| new.frame.is_some_and(|i| i >= end);
+        let Some(first) = self.taken.iter().position(is_left) else { return };
+        self.ring.untake(self.taken.len() - first);
+        for i in self.taken.drain(first..).filter_map(|new| new.frame) {
+            // As charged: a frame has the length of its packet.
+            self.wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
+        }
+        *self.limited = None;
+    }
+
+    /// Puts the responses of the packets, in order.
+    fn respond(&mut self, burst: &Burst<'_>, stats: &IngressStats) {
+        let failed = |i: usize| if burst.is_excluded(i) { status::ERROR } else { status::OKAY };
+        let statuses = self.taken.iter().map(|new| new.frame.map_or(new.status, failed));
+        statuses.for_each(|status| self.ring.put(status));
+        self.ring.publish();
+        let needed = self.ring.notify_needed();
+        stats.calls.add(self.wiring.notify(true, needed));
     }
 }
 
@@ -226,25 +262,6 @@ fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
     if burst.any_excluded() {
         let refused = (0..burst.frames.len()).filter(|i| burst.is_refused(*i));
         stats.drops_bad_hdr.add(refused.count() as u64);
-    }
-}
-
-/// Returns packets to the ring whose frames are not among the first `end`; the next burst takes
-/// them again.
-#[cold]
-fn return_packets(
-    ring: &mut BackTx,
-    wiring: &Wiring,
-    taken: &mut Vec<Taken>,
-    burst: &Burst<'_>,
-    end: usize,
-) {
-    let is_left = |new: &Taken| new.frame.is_some_and(|i| i >= end);
-    let Some(first) = taken.iter().position(is_left) else { return };
-    ring.untake(taken.len() - first);
-    for i in taken.drain(first..).filter_map(|new| new.frame) {
-        // As charged: a frame has the length of its packet.
-        wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
     }
 }
 
@@ -304,18 +321,17 @@ impl Ingress for XenIngress {
 
         taken.clear();
         *limited = None;
-        let most = (max.min(BURST_MAX), now);
-        let source = (&mut *ring, &*wiring, &mut *limited);
-        let mut more = match Self::collect(source, pages, most, &mut burst, (packet, taken)) {
+        let mut packets = Packets { ring, wiring, limited, packet, taken };
+        let mut more = match packets.collect(pages, max.min(BURST_MAX), &mut burst, now) {
             Ok(cut) => cut,
-            Err(fault) if taken.is_empty() => {
+            Err(fault) if packets.taken.is_empty() => {
                 *scratch = burst.recycle();
                 return Err(fault);
             }
             // Reported at the next call, after earlier packets.
             Err(_) => false,
         };
-        if taken.is_empty() {
+        if packets.taken.is_empty() {
             *scratch = burst.recycle();
             return active.check_partial(now).map(|()| 0);
         }
@@ -327,33 +343,23 @@ impl Ingress for XenIngress {
         if *fetched >= FETCH_AFTER {
             burst.fetch_ahead();
         }
-        set_headers(&mut burst, taken);
-        let (mut frames, mut bytes) = (0, 0);
-        for frame in &burst.frames {
-            frames += 1;
-            bytes += u64::from(frame.len);
-        }
-        if frames > 0 {
+        set_headers(&mut burst, packets.taken);
+        if !burst.frames.is_empty() {
             forward(&mut burst);
             *fetched = if burst.all_fetched() { fetched.saturating_add(1) } else { 0 };
         }
+        let end = burst.frames.len() - burst.left();
         if burst.left() > 0 {
-            let end = burst.frames.len() - burst.left();
-            frames -= burst.left() as u64;
-            bytes -= burst.frames[end..].iter().map(|f| u64::from(f.len)).sum::<u64>();
-            return_packets(ring, wiring, taken, &burst, end);
-            *limited = None;
+            packets.put_back(&burst, end);
             more = true;
         }
-        count_bad(&burst, taken, stats);
-        let failed = |i: usize| if burst.is_excluded(i) { status::ERROR } else { status::OKAY };
-        let statuses = taken.iter().map(|new| new.frame.map_or(new.status, failed));
-        respond(ring, wiring, statuses, stats);
-        *scratch = burst.recycle();
-        stats.frames.add(frames);
-        stats.bytes.add(bytes);
+        count_bad(&burst, packets.taken, stats);
+        packets.respond(&burst, stats);
+        stats.frames.add(end as u64);
+        stats.bytes.add(burst.frames[..end].iter().map(|frame| u64::from(frame.len)).sum());
         stats.bursts.add(1);
-        let taken = taken.len();
+        *scratch = burst.recycle();
+        let taken = packets.taken.len();
         // There may be no empty burst: the ring is armed beyond an incomplete packet.
         self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now))?;
         Ok(if more { max.max(taken) } else { taken })
@@ -411,17 +417,4 @@ impl Active {
         }
         Ok(())
     }
-}
-
-/// Puts responses of packets, in order.
-fn respond(
-    ring: &mut BackTx,
-    wiring: &Wiring,
-    statuses: impl Iterator<Item = i16>,
-    stats: &IngressStats,
-) {
-    statuses.for_each(|status| ring.put(status));
-    ring.publish();
-    let needed = ring.notify_needed();
-    stats.calls.add(wiring.notify(true, needed));
 }

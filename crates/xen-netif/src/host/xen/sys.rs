@@ -119,7 +119,8 @@ pub fn register(mapping: Mapping, mapped: &Arc<RwLock<MappedGrants>>, granted: G
 /// Allocates pages granted to `domid`. Returns the mapping and the grants, which end with it.
 pub fn fresh_pages(
     gntalloc: &Arc<OwnedFd>,
-    (domid, flags): (u16, u16),
+    domid: u16,
+    flags: u16,
     pages: u32,
 ) -> Result<(Mapping, Vec<u32>), GrantError> {
     let (index, grefs) =
@@ -148,7 +149,7 @@ pub fn own_pages(
     mapped: &Arc<RwLock<MappedGrants>>,
 ) -> Option<Private> {
     let flags = ioctl::GNTALLOC_FLAG_WRITABLE;
-    let (mapping, grefs) = fresh_pages(gntalloc, (domid, flags), pages).ok()?;
+    let (mapping, grefs) = fresh_pages(gntalloc, domid, flags, pages).ok()?;
     let mapping = register(mapping, mapped, Granted { domid, grefs: grefs.into() });
     // SAFETY: fresh pages, mapped here only and granted to this domain only, where only this
     // process knows their references: it copies to them where its copies say so.
