@@ -36,7 +36,7 @@ pub use self::installed::need;
 pub use self::netns::Namespace;
 pub use self::process::{Place, Process, START_MAX_S, folder, sleep, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
-pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
+pub use self::tools::{Flow, Iperf, Ping, PingPlan, Pings, Traffic};
 pub use self::vm::GuestKind;
 
 use self::process::output;

@@ -15,7 +15,8 @@ pub(crate) trait Hooks: Send {
     fn burst(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
-        (max, now): (usize, Instant),
+        max: usize,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
@@ -58,7 +59,7 @@ where
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
-        self.hooks.burst(&mut *self.queue, (max, now), burst, forward)
+        self.hooks.burst(&mut *self.queue, max, now, burst, forward)
     }
 
     fn supports_direct(&self) -> bool {

@@ -67,7 +67,8 @@ impl LoadCheck {
     /// Checks a measurement; returns a description of the violation.
     pub fn check(
         &mut self,
-        (load, others): (u32, u32),
+        load: u32,
+        others: u32,
         queues: &[Queue],
         now: Instant,
     ) -> Option<String> {

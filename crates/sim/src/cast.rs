@@ -5,7 +5,7 @@ use std::sync::Arc;
 use switch::forward::Mode;
 
 use crate::flawed::Mistake;
-use crate::guest::{Attached, Guest, Kind, Link};
+use crate::guest::{Attached, Guest, Kind, Link, Role};
 use crate::hypervisor::Hypervisor;
 use crate::random::Random;
 
@@ -29,7 +29,8 @@ impl Cast {
             let is_hub = hub == Some(i);
             let attached = if mixed { attached(random) } else { Attached::Virtio };
             let kind = if is_hub { Kind::Slow } else { kind(i, attached, random) };
-            Guest::new(i, (attached, kind), is_hub, &hypervisor, (mistake, random))
+            let role = Role { attached, kind, few_buffers: is_hub };
+            Guest::new(i, role, &hypervisor, mistake, random)
         });
         let (guests, links): (Vec<Guest>, Vec<Link>) = made.unzip();
         let is_tap = |guest: &Guest| guest.attached == Attached::Tap;

@@ -143,6 +143,15 @@ pub(crate) struct App {
     pub received_bytes: u64,
 }
 
+/// What distinguishes a guest from the others.
+#[derive(Clone, Copy)]
+pub(crate) struct Role {
+    pub attached: Attached,
+    pub kind: Kind,
+    /// It has little room to receive.
+    pub few_buffers: bool,
+}
+
 pub(crate) struct Guest {
     pub kind: Kind,
     /// A secret in each of its frames.
@@ -168,14 +177,15 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Creates guest `index`; `few_buffers`: with little room to receive.
+    /// Creates guest `index`.
     pub fn new(
         index: usize,
-        (attached, kind): (Attached, Kind),
-        few_buffers: bool,
+        role: Role,
         hypervisor: &Arc<Hypervisor>,
-        (mistake, random): (Mistake, &mut Random),
+        mistake: Mistake,
+        random: &mut Random,
     ) -> (Self, Link) {
+        let Role { attached, kind, few_buffers } = role;
         let tag = random.bits();
         // Some hostile guests commit only violations for which their port is not stopped.
         let careful = tag & 3 == 0;
@@ -186,7 +196,7 @@ impl Guest {
             }
             Attached::Xen => {
                 let (driver, link) =
-                    xen::new(index, (careful, few_buffers), hypervisor, mistake, random);
+                    xen::new(index, careful, few_buffers, hypervisor, mistake, random);
                 (Box::new(driver), Link::Xen(link))
             }
             Attached::Tap => {

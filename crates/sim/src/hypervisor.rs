@@ -54,7 +54,7 @@ impl Hypervisor {
         Arc::new(Channel { mistake: self.mistake, ..Channel::default() })
     }
 
-    pub fn grant(&self, name: Name, (memory, at): (&Arc<Mapping>, usize), readonly: bool) {
+    pub fn grant(&self, name: Name, memory: &Arc<Mapping>, at: usize, readonly: bool) {
         let grant = Grant { memory: Arc::clone(memory), at, readonly };
         let before = lock(&self.grants).insert(name, grant);
         assert!(before.is_none(), "a grant reference is not reused");

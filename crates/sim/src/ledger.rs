@@ -22,6 +22,7 @@ use switch::time::{Instant, Ns};
 
 use crate::finding::Finding;
 use crate::frame::{Frame, To, guest_of};
+use crate::worker::Name;
 
 /// Ledger entries of an ingress queue.
 pub(crate) struct IngressBook {
@@ -111,15 +112,30 @@ fn call_by(policy: Policy, now: Instant) -> Instant {
     }
 }
 
+/// How the switch finds the receivers of frames.
+#[derive(Clone, Copy)]
+pub(crate) struct Addressing {
+    pub mode: Mode,
+    /// The table has a static entry for each guest.
+    pub is_static: bool,
+    /// Hostile guests may move the addresses of others.
+    pub is_spoofed: bool,
+}
+
+/// Counts before direct reads.
+pub(crate) struct DirectCounts {
+    frames: u64,
+    outcomes: u64,
+}
+
 impl Ledger {
     pub fn new(
-        mode: Mode,
+        addressing: Addressing,
         table: Arc<Table>,
         honest: Vec<Option<u64>>,
         stats: Vec<Vec<(Arc<IngressStats>, Arc<EgressStats>)>>,
-        static_addresses: bool,
-        spoofed: bool,
     ) -> Self {
+        let Addressing { mode, is_static, is_spoofed } = addressing;
         let ingress = |stats: &Arc<IngressStats>| IngressBook {
             stats: Arc::clone(stats),
             log: VecDeque::new(),
@@ -135,12 +151,12 @@ impl Ledger {
         Self {
             mode,
             table,
-            learned: vec![static_addresses; honest.len()],
+            learned: vec![is_static; honest.len()],
             honest,
             ingress: stats.iter().map(|p| p.iter().map(|(i, _)| ingress(i)).collect()).collect(),
             egress: stats.iter().map(|p| p.iter().map(|(_, e)| egress(e)).collect()).collect(),
             flooded: BTreeSet::new(),
-            reorderable: spoofed.then(BTreeSet::new),
+            reorderable: is_spoofed.then(BTreeSet::new),
             arrived: BTreeMap::new(),
             progress: 0,
             finding: None,
@@ -305,8 +321,8 @@ impl Ledger {
     }
 
     /// Counters before a queue reads directly into its partner's buffers.
-    pub fn begin_direct(&self) -> (u64, u64) {
-        (self.direct(), self.outcomes())
+    pub fn begin_direct(&self) -> DirectCounts {
+        DirectCounts { frames: self.direct(), outcomes: self.outcomes() }
     }
 
     fn direct(&self) -> u64 {
@@ -315,14 +331,10 @@ impl Ledger {
 
     /// Checks the direct reads since [`begin_direct`](Self::begin_direct): each frame has one
     /// outcome, and was sent. Returns their number.
-    pub fn end_direct(
-        &mut self,
-        (port, queue): (usize, usize),
-        (direct, outcomes): (u64, u64),
-        now: Instant,
-    ) -> u64 {
-        let count = self.direct() - direct;
-        let outcomes = self.outcomes() - outcomes;
+    pub fn end_direct(&mut self, name: Name, before: &DirectCounts, now: Instant) -> u64 {
+        let (port, queue) = name;
+        let count = self.direct() - before.frames;
+        let outcomes = self.outcomes() - before.outcomes;
         self.sync(Some(port), now);
         let book = &mut self.ingress[port][queue];
         book.shown += count;

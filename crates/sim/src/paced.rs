@@ -37,7 +37,8 @@ impl Hooks for Pace {
     fn burst(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
-        (max, now): (usize, Instant),
+        max: usize,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {

@@ -44,6 +44,15 @@ pub(crate) struct Pair {
     stop: Box<dyn Fn()>,
 }
 
+/// How a [`Pair`] is polled, and its deliberate mistake.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub mistake: Mistake,
+    pub policy: Policy,
+    /// The worker that handles kicks of the egress queue.
+    pub watcher: usize,
+}
+
 /// Parts of a [`Pair`] that depend on the kind of port.
 struct Made {
     ingress: Arc<Mutex<dyn Ingress>>,
@@ -91,17 +100,13 @@ type Stats = (Arc<IngressStats>, Arc<EgressStats>);
 
 impl Pair {
     /// Creates queue pair `q` of a guest; `vif` is shared by all those of a Xen guest.
-    pub fn new(
-        (link, q, vif): (&Link, usize, &Arc<Vif>),
-        mistake: Mistake,
-        (policy, watcher): (Policy, usize),
-        random: &mut Random,
-    ) -> Self {
+    pub fn new(link: &Link, q: usize, vif: &Arc<Vif>, setup: Setup, random: &mut Random) -> Self {
+        let Setup { mistake, policy, watcher } = setup;
         let stats = Stats::default();
         let Made { ingress, egress, pause, wires, stop } = match link {
-            Link::Virtio(link) => virtio((link, q), &stats, mistake, random),
-            Link::Xen(link) => xen((link, q, vif), &stats, mistake),
-            Link::Tap(link) => tap((link, q), &stats, mistake),
+            Link::Virtio(link) => virtio(link, q, &stats, mistake, random),
+            Link::Xen(link) => xen(link, q, vif, &stats, mistake),
+            Link::Tap(link) => tap(link, q, &stats, mistake),
         };
         let (ingress_stats, egress_stats) = stats;
         let tuning = Arc::new(Tuning::new(policy));
@@ -177,7 +182,8 @@ impl Calls {
 }
 
 fn virtio(
-    (link, q): (&virtio::Link, usize),
+    link: &virtio::Link,
+    q: usize,
     stats: &Stats,
     mistake: Mistake,
     random: &mut Random,
@@ -224,7 +230,7 @@ pub(crate) fn vif(link: &Link) -> Arc<Vif> {
     Arc::new(vif)
 }
 
-fn xen((link, q, vif): (&xen::Link, usize, &Arc<Vif>), stats: &Stats, mistake: Mistake) -> Made {
+fn xen(link: &xen::Link, q: usize, vif: &Arc<Vif>, stats: &Stats, mistake: Mistake) -> Made {
     let mistake = at(mistake, Attached::Xen);
     let [(tx, tx_channel), (rx, rx_channel)] = &link.queues[q];
     let orders = Arc::new(Orders::new(link.queues.len()));
@@ -259,7 +265,7 @@ fn xen((link, q, vif): (&xen::Link, usize, &Arc<Vif>), stats: &Stats, mistake: M
     }
 }
 
-fn tap((link, q): (&tap::Link, usize), stats: &Stats, mistake: Mistake) -> Made {
+fn tap(link: &tap::Link, q: usize, stats: &Stats, mistake: Mistake) -> Made {
     let mistake = at(mistake, Attached::Tap);
     let fd = &link.queues[q];
     let end = || TapFd::new(Arc::clone(fd), Batching::Plain);

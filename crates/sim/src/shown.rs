@@ -32,7 +32,8 @@ impl Hooks for Shown<'_> {
     fn burst(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
-        (max, now): (usize, Instant),
+        max: usize,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
@@ -53,11 +54,10 @@ impl Hooks for Shown<'_> {
         max: usize,
         to: &mut dyn Direct,
     ) -> Result<usize, Fault> {
-        let (port, index) = self.name;
         self.ledger.sync(None, self.now);
         let before = self.ledger.begin_direct();
         let done = queue.read_into(max, to);
-        self.frames += self.ledger.end_direct((port, index), before, self.now);
+        self.frames += self.ledger.end_direct(self.name, &before, self.now);
         done
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
+use switch::forward::{EgressQueue, Forwarder, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::stats::{EgressStats, IngressStats};
 use switch::time::{Instant, Ns};
@@ -16,8 +16,8 @@ use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::frame::mac;
 use crate::guest::{Link, Ring};
-use crate::ledger::Ledger;
-use crate::port::{self, Pair};
+use crate::ledger::{Addressing, Ledger};
+use crate::port::{self, Pair, Setup};
 use crate::random::Random;
 use crate::settings::{Operators, costs, delay_max, weight};
 use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served};
@@ -42,20 +42,20 @@ pub(crate) struct Switching {
 }
 
 impl Switching {
-    /// Creates the switch with a port for each of `links`. `tags`: the secrets of honest guests;
-    /// `spoofed`: hostile guests may move their addresses.
+    /// Creates the switch with a port for each of `links`. `tags`: the secrets of honest guests.
     pub fn new(
         links: &[Link],
         tags: Vec<Option<u64>>,
-        (mode, static_addresses, spoofed): (Mode, bool, bool),
+        addressing: Addressing,
         mistake: Mistake,
         operators: Operators,
         random: &mut Random,
     ) -> Self {
         let count = random.within(if operators.is_balanced() { 2 } else { 1 }..4) as usize;
         let pair = |link: &Link, q, vif: &Arc<Vif>, random: &mut Random| {
-            let (policy, watcher) = (operators.policy(random), random.index(count));
-            Pair::new((link, q, vif), mistake, (policy, watcher), random)
+            let policy = operators.policy(random);
+            let setup = Setup { mistake, policy, watcher: random.index(count) };
+            Pair::new(link, q, vif, setup, random)
         };
         let ports: Vec<Vec<Pair>> = links
             .iter()
@@ -66,7 +66,7 @@ impl Switching {
             .collect();
         let table = Arc::new(table(&ports, mistake));
         let fdb = Arc::new(Fdb::new(4096, [random.bits(), random.bits()], 300, 1024));
-        if static_addresses {
+        if addressing.is_static {
             for port in 0..links.len() {
                 fdb.add_static(mac(port), 0, PortId(port as u16), 0).expect("an empty table");
             }
@@ -75,13 +75,13 @@ impl Switching {
         let workers: Vec<Worker> = (0..count as u8)
             .map(|w| {
                 let (fdb, to) = (Arc::clone(&fdb), Arc::clone(&table));
-                let forwarder = Forwarder::new(mode, w, fdb, to, flow_key);
+                let forwarder = Forwarder::new(addressing.mode, w, fdb, to, flow_key);
                 Worker::new(w, forwarder, Arc::clone(&table), costs, mistake)
             })
             .collect();
         let both = |p: &Pair| (Arc::clone(&p.ingress_stats), Arc::clone(&p.egress_stats));
         let stats = ports.iter().map(|pairs| pairs.iter().map(both).collect()).collect();
-        let ledger = Ledger::new(mode, Arc::clone(&table), tags, stats, static_addresses, spoofed);
+        let ledger = Ledger::new(addressing, Arc::clone(&table), tags, stats);
         let mut switching = Self {
             workers,
             ledger,
@@ -216,12 +216,8 @@ impl Switching {
     }
 
     /// Changes a setting of a queue, as an operator; returns the worker to wake.
-    pub fn tune(
-        &mut self,
-        (port, queue): Name,
-        operators: Operators,
-        random: &mut Random,
-    ) -> Option<usize> {
+    pub fn tune(&mut self, name: Name, operators: Operators, random: &mut Random) -> Option<usize> {
+        let (port, queue) = name;
         if random.one_in(3) {
             let port = self.table[port].as_ref().expect("ports stay");
             if random.one_in(4) {
@@ -233,7 +229,7 @@ impl Switching {
             return None;
         }
         operators.tune(&self.ports[port][queue].tuning, random);
-        self.command((port, queue), Command::Poll((port, queue)))
+        self.command(name, Command::Poll(name))
     }
 
     /// Begins or ends a drain of a queue, as an operator; returns the worker to wake.
@@ -328,8 +324,8 @@ impl Switching {
     }
 
     /// Longest pause of a queue by a rate limit.
-    pub fn pause(&self, (port, queue): Name) -> Ns {
-        self.ports[port][queue].pause
+    pub fn pause(&self, name: Name) -> Ns {
+        self.ports[name.0][name.1].pause
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {

@@ -35,8 +35,8 @@ const RETRY_TAKES: Ns = Ns::new(400);
 pub(crate) type Name = (usize, usize);
 
 /// Token of a queue for the scheduler.
-pub(crate) fn token((port, queue): Name) -> u64 {
-    (port as u64) << 32 | queue as u64
+pub(crate) fn token(name: Name) -> u64 {
+    (name.0 as u64) << 32 | name.1 as u64
 }
 
 /// Queue of a token.
@@ -453,7 +453,7 @@ impl Worker {
         }
         let others = balance.loads().enumerate().filter(|(w, _)| *w != me);
         let least = others.map(|(_, load)| load).min().unwrap_or(u32::MAX);
-        let overload = load_check.check((load, least), scheduler.queues(), *time);
+        let overload = load_check.check(load, least, scheduler.queues(), *time);
         self.record_finding(overload.map(Finding::Unbalanced));
     }
 

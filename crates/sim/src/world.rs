@@ -19,6 +19,7 @@ use crate::flawed::Mistake;
 use crate::frame::To;
 use crate::guest::{Guest, Kind, Next, Ring};
 use crate::hypervisor::Hypervisor;
+use crate::ledger::Addressing;
 use crate::random::Random;
 use crate::settings::Operators;
 use crate::switching::Switching;
@@ -173,18 +174,18 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let Cast { guests, links, hypervisor, hub, mode } = Cast::new(mistake, &mut random);
     let count = guests.len();
     let tags = guests.iter().map(|g| g.is_honest().then_some(g.tag)).collect();
-    let static_addresses = random.one_in(2);
+    let is_static = random.one_in(2);
     let hostile = guests.iter().any(|g| !g.is_honest());
-    let spoofed = hostile && mode == Mode::Switch && !static_addresses;
-    let slow_drain = hostile && mode == Mode::Cross || spoofed;
+    let is_spoofed = hostile && mode == Mode::Switch && !is_static;
+    let slow_drain = hostile && mode == Mode::Cross || is_spoofed;
     let mut operators = Operators::new(&mut random);
     // Not with hostile guests: they are never idle, and this run is long.
     let starving = starving(&guests, mode).filter(|_| !hostile && random.one_in(5));
     if starving.is_some() {
         operators = operators.event_only();
     }
-    let modes = (mode, static_addresses, spoofed);
-    let switch = Switching::new(&links, tags, modes, mistake, operators, &mut random);
+    let addressing = Addressing { mode, is_static, is_spoofed };
+    let switch = Switching::new(&links, tags, addressing, mistake, operators, &mut random);
     let mut world = World {
         random,
         now: Instant::START,

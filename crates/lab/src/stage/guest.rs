@@ -115,7 +115,7 @@ impl Nic {
         let mac = mac_of(i);
         let ip = || address.split('/').next().unwrap_or_default().to_string();
         if stage.guest != GuestKind::Netns {
-            let netns = Namespace::of_vm(stage, port, options, (address, &mac))?;
+            let netns = Namespace::of_vm(stage, port, options, address, &mac)?;
             return Ok(Self { address: ip(), mac, process: None, netns });
         }
         let netns = Namespace::new(stage, &port.name)?;

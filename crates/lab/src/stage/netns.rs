@@ -43,15 +43,16 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Creates the namespace of a virtual machine at a port; `addresses` are its IP address and
-    /// MAC address. Commands run inside of the machine, which is set up like other namespaces.
+    /// Creates the namespace of a virtual machine at a port, with an IP address and a MAC address.
+    /// Commands run inside of the machine, which is set up like other namespaces.
     pub(super) fn of_vm(
         stage: &Stage,
         port: &Port,
         options: &NicOptions,
-        addresses: (&str, &str),
+        address: &str,
+        mac: &str,
     ) -> Result<Self, Fail> {
-        let (vm, process) = Vm::start(stage, port, options, addresses)?;
+        let (vm, process) = Vm::start(stage, port, options, address, mac)?;
         Self::of(process, Some(vm))
     }
 

@@ -159,6 +159,17 @@ impl Traffic {
     }
 }
 
+/// How an address is pinged.
+#[derive(Clone, Copy, Debug)]
+pub struct PingPlan {
+    /// Time from one request to the next.
+    pub interval_ms: f64,
+    /// Number of requests.
+    pub count: u32,
+    /// Bytes after the header.
+    pub size: u32,
+}
+
 /// A running ping.
 #[derive(Debug)]
 pub struct Ping {
@@ -167,14 +178,9 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// Pings an address `count` times, every `interval_ms`, with `size` bytes after the header.
-    /// `ping` busy-waits for the last 10 ms of an interval.
-    pub fn start(
-        stage: &Stage,
-        place: &Place,
-        to: &str,
-        (interval_ms, count, size): (f64, u32, u32),
-    ) -> Result<Self, Fail> {
+    /// Pings an address. `ping` busy-waits for the last 10 ms of an interval.
+    pub fn start(stage: &Stage, place: &Place, to: &str, pings: PingPlan) -> Result<Self, Fail> {
+        let PingPlan { interval_ms, count, size } = pings;
         let interval = format!("{:.4}", interval_ms / 1e3);
         let (count_word, size) = (count.to_string(), size.to_string());
         let args = ["-n", "-W", "1", "-i", &interval, "-c", &count_word, "-s", &size, to];

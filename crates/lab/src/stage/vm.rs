@@ -135,7 +135,8 @@ impl Vm {
         stage: &Stage,
         port: &Port,
         options: &NicOptions,
-        (address, mac): (&str, &str),
+        address: &str,
+        mac: &str,
     ) -> Result<(Self, Process), Fail> {
         unsupported(options).map_or(Ok(()), |what| {
             Err(Fail::Missing(format!("--guest {}: its driver lacks {what}", stage.guest)))

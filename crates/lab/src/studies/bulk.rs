@@ -3,8 +3,8 @@
 
 use crate::error::Fail;
 use crate::stage::{
-    Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, START_MAX_S,
-    Stage, Switch, SwitchOptions, Window, Wire, sleep, wait_for,
+    Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, PingPlan, Pings, Port, Process, Proto,
+    START_MAX_S, Stage, Switch, SwitchOptions, Window, Wire, sleep, wait_for,
 };
 
 /// Warm-up before a window, once every guest has traffic, in seconds.
@@ -115,9 +115,10 @@ impl Bulk<'_> {
         })?;
         sleep(WARM_S);
         let ping = self.ping.then(|| {
-            let shape = (PING_MS, (seconds * 1e3 / PING_MS) as u32, 56);
+            let count = (seconds * 1e3 / PING_MS) as u32;
+            let pings = PingPlan { interval_ms: PING_MS, count, size: 56 };
             let all_cpus = stage.all_cpus();
-            Ping::start(stage, &wire.netns.on(&all_cpus), &nics[0].address, shape)
+            Ping::start(stage, &wire.netns.on(&all_cpus), &nics[0].address, pings)
         });
         let ping = ping.transpose()?;
         let before = counters();

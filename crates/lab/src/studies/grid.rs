@@ -94,13 +94,7 @@ impl Grid<'_> {
 
     /// Returns a plot of a measure on a logarithmic axis, with ranges as error bars; `None` if it
     /// has no values.
-    pub fn plot(
-        &self,
-        (title, file): (&str, &str),
-        x: &str,
-        y: &str,
-        measure: &str,
-    ) -> Option<Part> {
+    pub fn plot(&self, title: &str, file: &str, x: &str, y: &str, measure: &str) -> Option<Part> {
         let columns = self.known(measure);
         let mut series = Vec::new();
         for (colour, row) in values(self.results, self.rows).iter().enumerate() {

@@ -113,7 +113,7 @@ impl Study for Latency {
             ("Latency, half of the frames", "latency-p50", "p50"),
             ("Latency, 99th percentile", "latency-p99", "p99"),
         ] {
-            parts.extend(grid.plot((title, file), "traffic", y, measure));
+            parts.extend(grid.plot(title, file, "traffic", y, measure));
         }
         let note = "The switch's own part: from the look that finds it to its delivery.";
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));

@@ -6,7 +6,9 @@ use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Verdict;
 use crate::report::{Part, Table, Value};
-use crate::stage::{Gen, Iperf, NicOptions, Ping, START_MAX_S, Stage, busy_ns, sleep, wait_for};
+use crate::stage::{
+    Gen, Iperf, NicOptions, Ping, PingPlan, START_MAX_S, Stage, busy_ns, sleep, wait_for,
+};
 use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
@@ -214,8 +216,9 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
             Ok(figures)
         }
         "ping" => {
-            let shape = (PING_MS, (seconds * 1e3 / PING_MS) as u32, 56);
-            let ping = Ping::start(stage, &from.on(&cpus), address, shape)?;
+            let count = (seconds * 1e3 / PING_MS) as u32;
+            let pings = PingPlan { interval_ms: PING_MS, count, size: 56 };
+            let ping = Ping::start(stage, &from.on(&cpus), address, pings)?;
             let mut figures = window(seconds);
             let pings = ping.report()?;
             for (name, quantile) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {

@@ -86,7 +86,7 @@ impl Study for Policies {
             ("CPU of the worker against load", "load-cpu", "% of one CPU", "cpu"),
             ("Latency against load, 99th percentile", "load-p99", "us from guest to guest", "p99"),
         ];
-        let drawn = plots.map(|(title, file, y, name)| grid.plot((title, file), offered, y, name));
+        let drawn = plots.map(|(title, file, y, name)| grid.plot(title, file, offered, y, name));
         parts.extend(drawn.into_iter().flatten());
         parts.extend(against(results));
         parts.extend(tables(&grid, "Columns: frames offered a second."));

@@ -119,12 +119,21 @@ fn guests(cell: &Cell) -> Result<(Proto, NicOptions), Fail> {
     }
 }
 
-/// Returns how many frames per cycle go to the fast receiver and to the other.
-fn parts(cell: &Cell) -> Result<(usize, usize), Fail> {
+/// Frames of a cycle.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// To the fast receiver.
+    fast: usize,
+    /// To the other.
+    other: usize,
+}
+
+/// Returns how many frames per cycle go to each receiver.
+fn parts(cell: &Cell) -> Result<Parts, Fail> {
     match cell.get("share") {
-        "10" => Ok((CYCLE - 1, 1)),
-        "50" => Ok((1, 1)),
-        "90" => Ok((1, CYCLE - 1)),
+        "10" => Ok(Parts { fast: CYCLE - 1, other: 1 }),
+        "50" => Ok(Parts { fast: 1, other: 1 }),
+        "90" => Ok(Parts { fast: 1, other: CYCLE - 1 }),
         share => Err(Fail::Cell(format!("unknown share {share}: use 10, 50 or 90"))),
     }
 }
@@ -196,7 +205,8 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
 }
 
 /// Returns the mode of `gen` that sends `fast` frames to one receiver, then `other` to the other.
-fn mode((fast, other): (usize, usize), paced: bool) -> String {
+fn mode(parts: Parts, paced: bool) -> String {
+    let Parts { fast, other } = parts;
     let (fast_mac, other_mac) = (Gen::mac(FAST), Gen::mac(OTHER));
     let rate = if paced { format!(" --rate {}", PACED_RATES.0) } else { String::new() };
     if fast >= other {
@@ -207,12 +217,7 @@ fn mode((fast, other): (usize, usize), paced: bool) -> String {
 }
 
 /// Starts the same traffic from the kernel.
-fn datagrams(
-    stage: &Stage,
-    wire: &Wire,
-    (fast, other): (usize, usize),
-    paced: bool,
-) -> Result<Datagrams, Fail> {
+fn datagrams(stage: &Stage, wire: &Wire, parts: Parts, paced: bool) -> Result<Datagrams, Fail> {
     wire.up()?;
     let address = |guest: usize| Ipv4Addr::new(10, 9, 200, guest as u8);
     for guest in [FAST, OTHER] {
@@ -220,7 +225,7 @@ fn datagrams(
         wire.netns.ip(&format!("neigh add {ip} lladdr {mac} dev {device} nud permanent"))?;
     }
     let to = |guest: usize| SocketAddr::from((address(guest), 9));
-    let turn = [vec![to(FAST); fast], vec![to(OTHER); other]].concat();
+    let turn = [vec![to(FAST); parts.fast], vec![to(OTHER); parts.other]].concat();
     Datagrams::start(&wire.netns, &stage.guest_cpus, &turn, paced.then_some(PACED_RATES.1))
 }
 
@@ -317,12 +322,16 @@ mod tests {
     #[test]
     fn shares_are_fractions_of_the_sent_frames() {
         for (share, other) in [("10", 0.1), ("50", 0.5), ("90", 0.9)] {
-            let (fast, slow) = parts(&cell("split", share, "slow")).unwrap();
-            assert!((slow as f64 / (fast + slow) as f64 - other).abs() < 1e-9, "{share}");
+            let parts = parts(&cell("split", share, "slow")).unwrap();
+            assert!(
+                (parts.other as f64 / (parts.fast + parts.other) as f64 - other).abs() < 1e-9,
+                "{share}"
+            );
         }
         assert!(parts(&cell("split", "100", "slow")).is_err());
-        assert!(mode((1, 9), false).ends_with(&format!("--also {},9", Gen::mac(FAST))));
-        assert!(mode((9, 1), false).ends_with(&format!("--also {},9", Gen::mac(OTHER))));
+        let mode = |fast, other| mode(Parts { fast, other }, false);
+        assert!(mode(1, 9).ends_with(&format!("--also {},9", Gen::mac(FAST))));
+        assert!(mode(9, 1).ends_with(&format!("--also {},9", Gen::mac(OTHER))));
     }
 
     #[test]

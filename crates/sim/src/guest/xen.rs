@@ -92,7 +92,8 @@ fn area(slot_len: usize, random: &mut Random) -> Area {
 /// Creates guest `index`; `few_buffers`: with little room to receive.
 pub(crate) fn new(
     index: usize,
-    (careful, few_buffers): (bool, bool),
+    careful: bool,
+    few_buffers: bool,
     hypervisor: &Arc<Hypervisor>,
     mistake: Mistake,
     random: &mut Random,
@@ -169,7 +170,7 @@ impl Xen {
     fn grant(&mut self, page: usize, readonly: bool) -> u32 {
         let gref = self.next_gref;
         self.next_gref += 1;
-        self.hypervisor.grant((self.domid, gref), (&self.memory, page * PAGE), readonly);
+        self.hypervisor.grant((self.domid, gref), &self.memory, page * PAGE, readonly);
         gref
     }
 

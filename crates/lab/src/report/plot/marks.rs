@@ -18,7 +18,7 @@ pub fn draw(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
     let mut tops = Vec::new();
     for (n, series) in bars.iter().enumerate() {
         let shift = (n as f32 - (bars.len() - 1) as f32 / 2.0) * width;
-        draw_bars(scene, plot, frame, series, (shift, width), &mut tops);
+        tops.extend(draw_bars(scene, plot, frame, series, shift, width));
     }
     // Lines would cross the numbers.
     if bars.len() == plot.series.len() {
@@ -92,7 +92,7 @@ fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     scene.items.retain(|item| !is_empty(item));
     for point in &series.points {
         let Some((x, _)) = spot(frame, point, series.right) else { continue };
-        error_bar(scene, frame, series, point, (x, 4.5), ink);
+        ErrorBar { x, cap: 4.5, ink }.draw(scene, frame, series, point);
     }
 }
 
@@ -102,26 +102,29 @@ fn is_empty(item: &Item) -> bool {
     spots.len() < 2
 }
 
-/// Draws an error bar at `x`, with caps of half width `cap`.
-fn error_bar(
-    scene: &mut Scene,
-    frame: &Frame,
-    series: &Series,
-    point: &Point,
-    (x, cap): (f32, f32),
+/// A vertical line from the low to the high end of a point.
+struct ErrorBar {
+    x: f32,
+    /// Half the width of its caps.
+    cap: f32,
     ink: Ink,
-) {
-    let axis = frame.side(series.right);
-    let ends = [point.low, point.high].map(|end| frame.y_px(axis.clamp(end), series.right));
-    let [Some(low), Some(high)] = ends else { return };
-    if low - high < 0.5 {
-        return;
-    }
-    scene.line(vec![(x, low), (x, high)], ink, 1.3, false);
-    for (y, end) in [(low, point.low), (high, point.high)] {
-        // No cap at an end beyond the axis.
-        if axis.clamp(end) == end {
-            scene.line(vec![(x - cap, y), (x + cap, y)], ink, 1.3, false);
+}
+
+impl ErrorBar {
+    fn draw(self, scene: &mut Scene, frame: &Frame, series: &Series, point: &Point) {
+        let Self { x, cap, ink } = self;
+        let axis = frame.side(series.right);
+        let ends = [point.low, point.high].map(|end| frame.y_px(axis.clamp(end), series.right));
+        let [Some(low), Some(high)] = ends else { return };
+        if low - high < 0.5 {
+            return;
+        }
+        scene.line(vec![(x, low), (x, high)], ink, 1.3, false);
+        for (y, end) in [(low, point.low), (high, point.high)] {
+            // No cap at an end beyond the axis.
+            if axis.clamp(end) == end {
+                scene.line(vec![(x - cap, y), (x + cap, y)], ink, 1.3, false);
+            }
         }
     }
 }
@@ -147,7 +150,8 @@ fn dot(plot: &Plot, n: usize, at: Spot, size: f32, hint: String) -> Shape {
 }
 
 /// Returns one of eight symbols of similar size.
-fn symbol(kind: usize, (x, y): Spot, size: f32) -> Outline {
+fn symbol(kind: usize, at: Spot, size: f32) -> Outline {
+    let (x, y) = at;
     let polygon = |corners: usize, first: f32, radius: f32| {
         let corner = |n: usize| {
             let angle = (first + 360.0 * n as f32 / corners as f32).to_radians();
@@ -156,19 +160,20 @@ fn symbol(kind: usize, (x, y): Spot, size: f32) -> Outline {
         Outline::Area((0..corners).map(corner).collect())
     };
     match kind % 8 {
-        0 => Outline::Circle((x, y), size),
+        0 => Outline::Circle(at, size),
         1 => polygon(4, 45.0, size * 1.3),
         2 => polygon(3, 0.0, size * 1.45),
         3 => polygon(4, 0.0, size * 1.35),
         4 => polygon(3, 180.0, size * 1.45),
-        5 => cross((x, y), size * 1.15),
+        5 => cross(at, size * 1.15),
         6 => polygon(6, 0.0, size * 1.2),
         _ => polygon(5, 0.0, size * 1.25),
     }
 }
 
 /// Returns a plus sign.
-fn cross((x, y): Spot, size: f32) -> Outline {
+fn cross(at: Spot, size: f32) -> Outline {
+    let (x, y) = at;
     let third = size / 2.6;
     let corners = [
         (-third, -size),
@@ -219,16 +224,17 @@ fn bar(series: &Series, area: Vec<Spot>, hint: String) -> Shape {
     }
 }
 
-/// Draws the bars of a series, moved by `shift`; adds upper end (of bar and error bar) and value of
-/// each to `tops`.
+/// Draws the bars of a series, moved by `shift`; returns the upper end (of bar and error bar) and
+/// the value of each.
 fn draw_bars(
     scene: &mut Scene,
     plot: &Plot,
     frame: &Frame,
     series: &Series,
-    (shift, width): (f32, f32),
-    tops: &mut Vec<(Spot, f64)>,
-) {
+    shift: f32,
+    width: f32,
+) -> Vec<(Spot, f64)> {
+    let mut tops = Vec::new();
     let axis = frame.side(series.right);
     let base = frame.y_px(axis.clamp(0.0), series.right).unwrap_or(frame.edges[3]);
     let inner = (width * 0.92).max(1.0);
@@ -238,10 +244,12 @@ fn draw_bars(
         let (left, right) = (x - inner / 2.0, x + inner / 2.0);
         let area = vec![(left, base), (left, y), (right, y), (right, base)];
         scene.items.push(Item::Shape(bar(series, area, hint(plot, series, point))));
-        error_bar(scene, frame, series, point, (x, (inner / 4.0).min(5.0)), Ink::Text);
+        let cap = (inner / 4.0).min(5.0);
+        ErrorBar { x, cap, ink: Ink::Text }.draw(scene, frame, series, point);
         let top = frame.y_px(axis.clamp(point.high.max(point.y)), series.right).unwrap_or(y);
         tops.push(((x, top.min(base)), point.y));
     }
+    tops
 }
 
 /// Draws the value of each bar above it, if there is space for all of them.

@@ -35,14 +35,23 @@ pub fn parts(results: &Results) -> Vec<Part> {
     let has = |way: &str| cells.iter().any(|cell| cell.get("way") == way);
     let mut parts = Vec::new();
     if TIMED.iter().any(|way| has(way)) {
-        let time = ("Time for 1 GB of TCP, by time-out", "seconds-1-gb", "times the row before");
-        let frames =
-            ("Frames for each call, by time-out", "frames-per-call", "frames for each call");
+        let time = Plot {
+            title: "Time for 1 GB of TCP, by time-out".into(),
+            file: "seconds-1-gb".into(),
+            y: "times the row before".into(),
+            ..plot(results, "seconds_1_gb", true)
+        };
+        let frames = Plot {
+            title: "Frames for each call, by time-out".into(),
+            file: "frames-per-call".into(),
+            y: "frames for each call".into(),
+            ..plot(results, "frames_per_call", false)
+        };
         parts.extend([
             text("Time-outs: how to read this", ABOUT),
             Part::Table(timeouts(results)),
-            Part::Plot(plot(results, time, "seconds_1_gb", true)),
-            Part::Plot(plot(results, frames, "frames_per_call", false)),
+            Part::Plot(time),
+            Part::Plot(frames),
             Part::Table(costs(results)),
         ]);
     }
@@ -156,12 +165,8 @@ fn costs(results: &Results) -> Table {
 }
 
 /// Ours and the original study's over the rows, both ways; as they are, or times the first row.
-fn plot(
-    results: &Results,
-    (title, file, y): (&str, &str, &str),
-    measure: &str,
-    relative: bool,
-) -> Plot {
+/// Without titles.
+fn plot(results: &Results, measure: &str, relative: bool) -> Plot {
     let of_original = |row: &original::Row, way: usize| {
         let pair = if way == 0 { row.from_guest } else { row.to_guest };
         pair[usize::from(!relative)]
@@ -193,11 +198,8 @@ fn plot(
     }
     series.retain(|line| !line.points.is_empty());
     Plot {
-        title: title.into(),
-        file: file.into(),
         x: "time-out".into(),
         categories: original::TABLE.iter().map(|row| row.timeout.into()).collect(),
-        y: y.into(),
         log: (false, !relative),
         series,
         command: format!("pvswitch lab run coalescing --only way={}", TIMED[..2].join(",")),

@@ -88,7 +88,7 @@ fn answers_have_figures_beside_their_base() {
         ("bulk", DEFAULT, &[("frames", 2e6), ("kicks_per_1000", 0.0)]),
         ("bulk", "checks=off", &[("frames", 2.1e6), ("kicks_per_1000", 3.0)]),
     ]);
-    let of = |measure| todo::figure(&all, ("bulk", "checks=off", measure));
+    let of = |measure| todo::figure(&all, "bulk", "checks=off", measure);
     assert!(of("frames").contains("2100000") && of("frames").contains("1.05 times"));
     assert!(of("kicks_per_1000").contains("3.00 against 0"));
     assert!(of("guest_ns").contains("not measured"));

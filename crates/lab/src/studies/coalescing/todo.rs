@@ -230,7 +230,7 @@ pub const LIST: [Item; 23] = [
 ];
 
 /// A figure with its base beside it.
-pub fn figure(results: &Results, (way, setting, name): (&str, &str, &str)) -> String {
+pub fn figure(results: &Results, way: &str, setting: &str, name: &str) -> String {
     let timeout = TIMEOUTS.iter().any(|timeout| timeout.name == setting);
     let shown = if timeout { format!("time-out {setting}") } else { setting.to_string() };
     let unit = MEASURES.iter().find(|measure| measure.name == name).map_or("", |found| found.unit);
@@ -258,7 +258,9 @@ fn number(value: f64, unit: &str) -> String {
 /// The list with its answers.
 pub fn table(results: &Results) -> Table {
     let rows = LIST.iter().enumerate().map(|(i, item)| {
-        let figures: Vec<_> = item.figures.iter().map(|of| figure(results, *of)).collect();
+        let figures = item.figures.iter();
+        let figures: Vec<_> =
+            figures.map(|(way, setting, name)| figure(results, way, setting, name)).collect();
         let answer = if figures.is_empty() {
             Value::Missing("no figure: see the previous column".into())
         } else {

@@ -60,7 +60,8 @@ pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
 /// Median and range of what the attack makes of a measure, of what it is beside a control.
 fn ratio(
     results: &Results,
-    (ring, case): (Ring, &str),
+    ring: Ring,
+    case: &str,
     measure: &str,
     control: &str,
 ) -> Option<Summary> {
@@ -134,7 +135,7 @@ fn figures(results: &Results, ring: Ring, name: &str) -> Vec<Value> {
     let most = |measure: &str| values("hostile", measure).into_iter().max_by(f64::total_cmp);
     let lived = values("hostile", "alive").iter().all(|alive| *alive == 1.0);
     let of = |measure: &str, control: &str| {
-        ratio(results, (ring, name), measure, control).filter(|_| name != ALL)
+        ratio(results, ring, name, measure, control).filter(|_| name != ALL)
     };
     let (rate, p99, p99_busy) = (of("rate", "idle"), of("p99", "idle"), of("p99", "busy"));
     let number = |found: Option<f64>, digits| match found {
