@@ -5,7 +5,8 @@
 //! it ([0031](../../../docs/design/0031-kill.md)).
 //!
 //! ```text
-//!   keeper ── HAVE name, descriptor ──▶ switch     what the one before stored
+//!   keeper ── HAVE name, descriptor ──▶ switch     what the one before stored, and what the
+//!                                                  keeper's starter passed (`fd=NAME`)
 //!   keeper ── GO, time of its end ────▶ switch
 //!   keeper ◀─ PUT name, descriptor ──── switch
 //!   keeper ◀─ DELETE name ───────────── switch
@@ -146,6 +147,8 @@ struct Keeper {
     program: PathBuf,
     args: Vec<OsString>,
     kept: BTreeMap<String, OwnedFd>,
+    /// Descriptors of our starter, for each process of the switch.
+    passed: Vec<(String, OwnedFd)>,
     signals: Signals,
 }
 
@@ -157,7 +160,8 @@ pub fn command(args: impl Iterator<Item = OsString>) -> Result<ExitCode, AnyErro
     let program = std::env::current_exe()?;
     let keep = |arg: OsString| if arg == "--keep" { "--kept".into() } else { arg };
     let args = args.map(keep).collect();
-    let mut keeper = Keeper { program, args, kept: BTreeMap::new(), signals: Signals::new()? };
+    let (kept, passed) = (BTreeMap::new(), os::inherited_by_name()?);
+    let mut keeper = Keeper { program, args, kept, passed, signals: Signals::new()? };
     let (mut ended_at, mut quick) = (Duration::ZERO, 0);
     loop {
         let began = Instant::now();
@@ -193,7 +197,8 @@ impl Keeper {
         let child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
         drop(command);
         // A switch that ends meanwhile is noticed below.
-        for (name, fd) in &self.kept {
+        let passed = self.passed.iter().map(|(name, fd)| (name, fd));
+        for (name, fd) in self.kept.iter().chain(passed) {
             let _ = post(socket.as_fd(), HAVE, name, Some(fd.as_fd()));
         }
         let _ = post(socket.as_fd(), GO, &ended_at.as_nanos().to_string(), None);

@@ -5,44 +5,14 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, wait_for};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait, sender_and_sink,
+    wait_for, wait_for_next, wait_until_settled,
+};
 use serde_json::Value;
 
 /// Most frames of one burst: what a kill may deliver twice.
 const BURST: u64 = 64;
-
-fn kill(pid: u32) {
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
-}
-
-/// Waits until a process other than `before` serves the switch, and returns its id.
-fn wait_for_next(switch: &Switch, before: u32) -> u32 {
-    let mut next = before;
-    wait_for("the next process", || {
-        let out = switch.ctl(&["show", "--json"]);
-        let show: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-        next = show["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(before);
-        next != before
-    });
-    next
-}
-
-/// Kills the switch, and waits for the next process.
-fn kill_and_wait(switch: &Switch) {
-    let before = switch.pid();
-    kill(before);
-    wait_for_next(switch, before);
-    let show = switch.json(&["show"]);
-    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
-    assert_eq!(show["taken_over"]["killed"], true, "{show}");
-}
-
-/// Waits until the process is old enough not to count as one that its state ends.
-fn wait_until_settled(switch: &Switch) {
-    wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
-}
 
 /// Frames from a sender to a sink, with kills meanwhile: all arrive, a burst of them perhaps twice.
 fn kill_under_traffic(forward: &str, guest: &[&str]) {

@@ -5,33 +5,11 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, wait_for};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, signal, upgrade, wait_for,
+};
+use rustix::process::Signal;
 use serde_json::Value;
-
-/// The process that took over; killed on drop.
-struct Successor(u32);
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0).ok().and_then(Pid::from_raw) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-    }
-}
-
-/// Upgrades to this program itself, and waits until the new process replies.
-fn upgrade(switch: &Switch) -> Successor {
-    let before = switch.pid();
-    let answer = switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
-    let next = u32::try_from(answer["pid"].as_u64().unwrap()).unwrap();
-    let next = Successor(next);
-    wait_for("the new process", || switch.ctl(&["show"]).status.success());
-    let show = switch.json(&["show"]);
-    assert_eq!(show["pid"], next.0, "{show}");
-    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
-    next
-}
 
 fn outage_us(switch: &Switch) -> u64 {
     switch.json(&["show"])["taken_over"]["outage_us"].as_u64().unwrap()
@@ -74,6 +52,64 @@ fn every_frame_arrives_in_order_over_upgrades_on_split_rings() {
 fn every_frame_arrives_in_order_over_upgrades_on_packed_rings() {
     upgrade_under_traffic("switch", &["--packed"]);
     upgrade_under_traffic("cross", &["--packed", "--in-order"]);
+}
+
+/// Drops that were counted of frames from one port to another.
+fn drops(switch: &Switch, from: &str, to: &str) -> u64 {
+    let of = |port: &str, way: &str| {
+        let stats = switch.port("stats", port);
+        let counters = stats[way][0].as_object().unwrap();
+        let drops = counters.iter().filter(|(name, _)| name.starts_with("drops_"));
+        drops.map(|(_, n)| n.as_u64().unwrap()).sum::<u64>()
+    };
+    of(from, "ingress") + of(to, "egress")
+}
+
+fn held(switch: &Switch, port: &str) -> u64 {
+    switch.counter(port, "egress", "held")
+}
+
+/// Frames that were handed over as held, in all upgrades so far.
+fn held_at_upgrades(switch: &Switch) -> u64 {
+    let log = switch.log();
+    let words = log.split(" us, with ").skip(1);
+    words.map(|rest| rest.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// Upgrades while a receiver is stopped and frames are held for it: each frame is received, in
+/// order, or was counted as dropped, as without an upgrade.
+fn frames_held_over_upgrades(guest: &[&str]) {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let (sender, sink) = sender_and_sink(&switch, &dir, guest);
+    let mut living = Vec::new();
+    // The process may lose its CPU between the wait and the upgrade, and the frames are too old.
+    while living.len() < 3 || held_at_upgrades(&switch) == 0 {
+        assert!(living.len() < 10, "no frame was held at ten upgrades: {}", switch.log());
+        switch.wait_for_frames("a", 1000);
+        signal(&sink.0.0, Signal::STOP);
+        wait_for("held frames", || held(&switch, "b") > 0);
+        living.push(upgrade(&switch));
+        let before = switch.counter("b", "egress", "frames");
+        signal(&sink.0.0, Signal::CONT);
+        wait_for("frames", || switch.counter("b", "egress", "frames") > before + 1000);
+    }
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    let received = || switch.counter("b", "egress", "frames");
+    wait_for("all frames", || received() + drops(&switch, "a", "b") >= sent);
+    assert_eq!(received() + drops(&switch, "a", "b"), sent);
+    switch.check_connected_once(&["a", "b"]);
+    let received = received();
+    let got = sink.end();
+    println!("{guest:?}: {} held at {} upgrades", held_at_upgrades(&switch), living.len());
+    assert_eq!((&got["received_frames"], &got["late_frames"]), (&received.into(), &0.into()));
+}
+
+#[test]
+fn frames_held_for_a_stopped_receiver_are_handed_over() {
+    frames_held_over_upgrades(&[]);
+    frames_held_over_upgrades(&["--packed"]);
 }
 
 #[test]
@@ -190,20 +226,56 @@ fn saved(switch: &Switch) -> String {
     String::from_utf8(switch.ctl(&["save", "-"]).stdout).unwrap()
 }
 
+fn may_make_taps() -> bool {
+    let may = Path::new("/dev/net/tun").exists() && rustix::process::geteuid().is_root();
+    if !may {
+        println!("skipped: TAP interfaces need root and /dev/net/tun");
+    }
+    may
+}
+
+/// A number that the kernel has of an interface.
+fn of_interface(name: &str, what: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"));
+    text.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn frames_held_for_the_rate_of_a_tap_are_handed_over() {
+    if !may_make_taps() {
+        return;
+    }
+    let dir = Dir::new();
+    let tap = format!("pvsuh{}", std::process::id() % 100_000);
+    let host = format!("h=tap:{tap},rate-out=1kframes,burst-out=10frames");
+    let switch = Switch::start(&dir, &["--forward", "cross"], &[dir.port("a", ""), host]);
+    let received = || of_interface(&tap, "statistics/rx_packets");
+    let before = received();
+    let sender = Gen::start(&dir.path("a"), &["--rate", "2k"]);
+    switch.wait_up("a", true);
+    let mut living = Vec::new();
+    while living.len() < 3 || held_at_upgrades(&switch) == 0 {
+        assert!(living.len() < 10, "no frame was held at ten upgrades: {}", switch.log());
+        switch.wait_for_frames("a", 200);
+        wait_for("held frames", || held(&switch, "h") > 0);
+        living.push(upgrade(&switch));
+    }
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    let accounted = || received() - before + drops(&switch, "a", "h");
+    wait_for("all frames", || held(&switch, "h") == 0 && accounted() >= sent);
+    assert_eq!(accounted(), sent, "{}", switch.json(&["stats"]));
+}
+
 #[test]
 fn tap_stays_with_its_addresses_and_loses_no_frame() {
-    if !Path::new("/dev/net/tun").exists() || !rustix::process::geteuid().is_root() {
-        println!("skipped: TAP interfaces need root and /dev/net/tun");
+    if !may_make_taps() {
         return;
     }
     let dir = Dir::new();
     let tap = format!("pvsup{}", std::process::id() % 100_000);
     let ports = [dir.port("a", ""), format!("h=tap:{tap}")];
     let switch = Switch::start(&dir, &["--forward", "cross"], &ports);
-    let of = |what: &str| {
-        let text = std::fs::read_to_string(format!("/sys/class/net/{tap}/{what}"));
-        text.unwrap().trim().parse::<u64>().unwrap()
-    };
+    let of = |what: &str| of_interface(&tap, what);
     let (index, changes) = (of("ifindex"), of("carrier_changes"));
     let received = of("statistics/rx_packets");
     let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);

@@ -46,6 +46,10 @@ pub(super) struct Offer {
     pub(super) http_unix: Option<ListenerState>,
     /// A TCP listener of `--http`.
     pub(super) http_tcp: Option<u32>,
+    /// Descriptors of the starter (`fd=NAME`), by their names. Not in a store: after a kill the
+    /// starter passes them again.
+    #[serde(default)]
+    pub(super) activated: Vec<(String, u32)>,
     pub(super) ports: Vec<PortOffer>,
     pub(super) addresses: Vec<Address>,
 }

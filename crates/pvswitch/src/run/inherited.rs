@@ -64,10 +64,11 @@ impl System {
         conf: &Tap,
         leaving: &Leaving,
     ) -> Result<TapPort, RunError> {
+        let handed = self.inherited.taps.remove(&spec.name);
         if let Some(tap) = self.inherited_tap(spec, conf, leaving)? {
             return Ok(tap);
         }
-        let tap = match self.inherited.taps.remove(&spec.name) {
+        let tap = match handed {
             Some((queues, created)) => crate::tap::adopt(conf, queues, created),
             None => crate::tap::open(conf),
         };

@@ -438,6 +438,11 @@ impl System {
         }
         undo.opened.iter().for_each(|of| self.close_bus(of));
         // Opening a second queue has requested all offloads from the kernel.
+        self.restore_offloads();
+    }
+
+    /// Requests from the kernel the offloads that each TAP had: what failed has changed them.
+    pub(super) fn restore_offloads(&self) {
         for state in self.ports.values() {
             if let Attach::Tap(tap) = &state.attach
                 && let Err(error) = tap.restore_offloads()

@@ -108,8 +108,8 @@ impl Start {
                 }
             }
         } else {
-            start.activated = inherited()?;
-            let (socket, at) = read_keeper(&mut contents).map_err(|error| {
+            let read = read_keeper(&mut contents, &mut start.activated);
+            let (socket, at) = read.map_err(|error| {
                 let what = "--kept is for `run --keep`, which starts this program";
                 RunError::Request(format!("{what}: {error}"))
             })?;
@@ -163,9 +163,12 @@ fn inherited() -> Result<Vec<(String, OwnedFd)>, RunError> {
     os::inherited_by_name().map_err(|error| RunError::Request(error.to_string()))
 }
 
-/// Receives what the keeper has on standard input; returns its socket, and when the process before
-/// ended (0: there was none).
-fn read_keeper(contents: &mut Contents) -> io::Result<(OwnedFd, u64)> {
+/// Receives what the keeper has on standard input: the store's contents, and descriptors of the
+/// keeper's starter. Returns its socket, and when the process before ended (0: there was none).
+fn read_keeper(
+    contents: &mut Contents,
+    activated: &mut Vec<(String, OwnedFd)>,
+) -> io::Result<(OwnedFd, u64)> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let null = std::fs::File::open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -173,7 +176,8 @@ fn read_keeper(contents: &mut Contents) -> io::Result<(OwnedFd, u64)> {
     loop {
         let message = receive(socket.as_fd(), end)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         match (message.kind, message.fd) {
-            (HAVE, Some(fd)) => contents.add(message.text, fd),
+            (HAVE, Some(fd)) if message.text.starts_with(PREFIX) => contents.add(message.text, fd),
+            (HAVE, Some(fd)) => activated.push((message.text, fd)),
             (GO, _) => return Ok((socket, message.text.parse().unwrap_or(0))),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }

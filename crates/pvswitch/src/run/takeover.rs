@@ -28,6 +28,7 @@ use super::reload::Leaving;
 use super::vhost::backend_of;
 use super::{Attach, Event, RunError, System};
 use crate::config::Origin;
+use crate::demo::format::plural;
 use crate::http;
 use crate::spec::{PortSpec, Role};
 use crate::worker::Served;
@@ -77,7 +78,7 @@ pub(super) struct Inherited {
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
-    /// Sockets that the process's starter made, by their names there. Not of a previous process.
+    /// What the starter of this process, or of the first one before it, has passed, by name.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
 
@@ -179,6 +180,9 @@ impl Takeover {
         if let Some(at) = offer.http_tcp {
             all.http = Some(http::Inherited::Tcp(fds.take(at)?));
         }
+        for (name, at) in &offer.activated {
+            all.activated.push((name.clone(), fds.take(*at)?));
+        }
         for port in &offer.ports {
             if let Some(state) = &port.listener {
                 all.listeners.insert(port.name.clone(), listener(state, fds)?);
@@ -269,7 +273,9 @@ impl System {
             self.add_missing(&takeover.offer);
             tracing::warn!("process {pid} was killed: took over its switch after {us} us");
         } else {
-            tracing::info!("took over from process {pid} in {us} us");
+            let held = handed.ports.iter().flat_map(|port| &port.held).map(Vec::len);
+            let held = plural(held.sum::<usize>() as u64, "frame");
+            tracing::info!("took over from process {pid} in {us} us, with {held} held");
         }
         Ok(())
     }
@@ -427,11 +433,11 @@ impl System {
             });
             tap.restore_unsent(&unsent.collect::<Vec<_>>());
         }
+        self.restore_held(name, handed, frames);
         if let Some(error) = failed {
-            // Its front-end connects again.
+            // Its front-end connects again. Frames held for it are counted.
             self.disconnect(name, &error.to_string());
         }
-        self.restore_held(name, handed, frames);
     }
 
     fn restore_held(&self, name: &str, handed: &PortHanded, frames: &[u8]) {

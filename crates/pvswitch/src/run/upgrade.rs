@@ -102,26 +102,30 @@ impl System {
                         grants belong to this one; restart the switch, front-ends reconnect";
             return Err(RunError::Request(what.into()));
         }
-        if !self.inherited.activated.is_empty() {
-            let what = "descriptors that systemd made (fd=NAME) cannot be handed to another \
-                        process: restart the service, they stay open";
-            return Err(RunError::Request(what.into()));
-        }
         let program = program.unwrap_or(&self.program).to_path_buf();
+        let handed_over = self.hand_over(&program);
+        if handed_over.is_err() {
+            // The other process has requested all offloads of TAPs from the kernel.
+            self.restore_offloads();
+        }
+        handed_over
+    }
+
+    fn hand_over(&mut self, program: &Path) -> Result<Value, RunError> {
         let began = Instant::now();
-        let next = Next::start(&program)?;
+        let next = Next::start(program)?;
         let mut fds = Exported::default();
         let offer = self.offer(&mut fds);
         let known = offer.addresses.iter().copied().collect();
         next.send(&encode(&offer, &[]), &fds.fds, PREPARE_MAX)?;
         next.ready(PREPARE_MAX.saturating_sub(began.elapsed()))?;
         let frozen = self.pool.freeze(FREEZE_MAX);
-        let frozen = frozen.ok_or_else(|| failed(&program, &"a worker is stuck in its round"))?;
+        let frozen = frozen.ok_or_else(|| failed(program, &"a worker is stuck in its round"))?;
         let mut bytes = Vec::new();
         let handed = self.handed(&known, &mut bytes);
         next.send(&encode(&handed, &bytes), &[], ACCEPT_MAX)?;
         next.ready(ACCEPT_MAX)?;
-        self.report_move(next.child.id(), &program);
+        self.report_move(next.child.id(), program);
         if let Err(error) = next.send(GO, &[], ACCEPT_MAX) {
             self.report_move(std::process::id(), &self.program);
             return Err(error);
@@ -142,12 +146,16 @@ impl System {
     /// All that does not change while this thread waits.
     fn offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
         let offer = self.switch_offer(fds);
+        let activated = self.inherited.activated.iter();
+        let activated = activated.map(|(name, fd)| (name.clone(), export_fd(fds, fd.as_fd())));
+        let activated = activated.collect();
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|state| state.port.id.0);
         Offer {
             ports: ports.into_iter().map(|state| port_offer(state, fds, true)).collect(),
             addresses: self.learned(),
             keep: self.keep.as_ref().map(|keep| keep.export(fds)),
+            activated,
             ..offer
         }
     }
@@ -175,6 +183,7 @@ impl System {
                 [costs.wake, costs.wake_late, costs.nap, costs.nap_late].map(Ns::get)
             },
             keep: None,
+            activated: Vec::new(),
             ports,
             addresses: Vec::new(),
         }

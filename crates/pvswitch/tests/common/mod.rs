@@ -111,14 +111,19 @@ pub struct Switch {
 impl Switch {
     /// Starts it with `args` and these ports, and waits until it replies.
     pub fn start(dir: &Dir, args: &[&str], ports: &[String]) -> Self {
-        let (control, log) = (dir.text("ctl"), dir.path("log"));
         let mut command = pvswitch();
-        command.args(["run", "--quiet", "--control", &control]).args(args);
-        command.args(ports.iter().flat_map(|p| ["--port", p]));
+        command.args(["run", "--quiet", "--control", &dir.text("ctl")]).args(args);
+        command.args(ports.iter().flat_map(|p| ["--port", p])).stdout(Stdio::null());
+        Self::spawn(dir, command)
+    }
+
+    /// Starts it by this command, whose control socket is `ctl` in `dir`.
+    pub fn spawn(dir: &Dir, mut command: Command) -> Self {
+        let (control, log) = (dir.text("ctl"), dir.path("log"));
         let file = File::options().create(true).append(true).open(&log).unwrap();
-        let child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
-        let (process, is_kept) = (Process(child), args.contains(&"--keep"));
-        let mut switch = Self { process, is_kept, control, log };
+        let child = command.stderr(file).spawn().unwrap();
+        let is_kept = command.get_args().any(|arg| arg == "--keep");
+        let mut switch = Self { process: Process(child), is_kept, control, log };
         wait_for("the switch", || {
             assert!(switch.process.lives(), "it ended: {}", switch.log());
             switch.ctl(&["show"]).status.success()
@@ -322,4 +327,60 @@ impl Bystanders {
         let lost = report["lost_frames"].as_u64().unwrap();
         assert!(lost <= report["sent_frames"].as_u64().unwrap() / 20 + 2, "{report}");
     }
+}
+
+/// The process that took over; killed on drop.
+pub struct Successor(pub u32);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Upgrades to this program itself, and waits until the new process replies.
+pub fn upgrade(switch: &Switch) -> Successor {
+    let before = switch.pid();
+    let answer = switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
+    let next = u32::try_from(answer["pid"].as_u64().unwrap()).unwrap();
+    let next = Successor(next);
+    wait_for("the new process", || switch.ctl(&["show"]).status.success());
+    let show = switch.json(&["show"]);
+    assert_eq!(show["pid"], next.0, "{show}");
+    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
+    next
+}
+
+pub fn kill(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// Waits until a process other than `before` serves the switch, and returns its id.
+pub fn wait_for_next(switch: &Switch, before: u32) -> u32 {
+    let mut next = before;
+    wait_for("the next process", || {
+        let out = switch.ctl(&["show", "--json"]);
+        let show: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+        next = show["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(before);
+        next != before
+    });
+    next
+}
+
+/// Kills the switch, and waits for the next process.
+pub fn kill_and_wait(switch: &Switch) {
+    let before = switch.pid();
+    kill(before);
+    wait_for_next(switch, before);
+    let show = switch.json(&["show"]);
+    assert_eq!(show["taken_over"]["from_pid"], before, "{show}");
+    assert_eq!(show["taken_over"]["killed"], true, "{show}");
+}
+
+/// Waits until the process is old enough not to count as one that its state ends.
+pub fn wait_until_settled(switch: &Switch) {
+    wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
 }
