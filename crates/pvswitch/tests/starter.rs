@@ -19,8 +19,8 @@ use common::{
 fn start(dir: &Dir, fds: [(&str, OwnedFd); 2], args: &[&str], ports: &[String]) -> Switch {
     let [(third, stdin), (fourth, stdout)] = fds;
     let script = format!(
-        "export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES={third}:{fourth}; exec \"$0\" run --quiet \
-         \"$@\" 3<&0 4<&1 </dev/null >/dev/null"
+        "export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES={third}:{fourth}; \
+         exec \"$0\" run --quiet \"$@\" 3<&0 4<&1 </dev/null >/dev/null"
     );
     let mut command = Command::new("sh");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_pvswitch")]).args(args);

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, signal, upgrade, wait_for,
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, signal, upgrade,
+    wait_for,
 };
 use rustix::process::Signal;
 use serde_json::Value;
