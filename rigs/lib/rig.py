@@ -405,7 +405,7 @@ def threads(pid):
 
 
 def schedstat(pid, thread):
-    """What a thread ran, and what it stood ready to run while its CPU did something else, in ns."""
+    """Time that a thread ran, and time that it was runnable without a CPU, in ns."""
     try:
         ran, waited = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[:2]
         return int(ran), int(waited)

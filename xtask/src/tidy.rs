@@ -35,7 +35,7 @@ const BANNED_TEXT: [(&str, &str); 2] = [
 
 /// Words to avoid, and the field's terms for them: whole words in any case, in code, comments,
 /// strings and documents. Only words without another legitimate sense are listed.
-const GLOSSARY: [(&str, &str); 24] = [
+const GLOSSARY: [(&str, &str); 29] = [
     ("told", NOTIFY),
     ("tells", NOTIFY),
     ("telling", NOTIFY),
@@ -56,12 +56,18 @@ const GLOSSARY: [(&str, &str); 24] = [
     ("vanish", "drop, disconnect, remove"),
     ("mend", "fix up, repair"),
     ("crowded", "overloaded (worker), full (queue)"),
+    ("starved", "stalled (receiver), without buffers"),
+    ("stands at", POSITION),
+    ("stand at", POSITION),
+    ("stands still", "stalls"),
+    ("stood", POSITION),
     ("in rank before", "higher scheduling priority"),
     ("misdo", "protocol violation, invalid input"),
     ("wrongdoing", "protocol violation, invalid input"),
     ("turn about", "alternately"),
 ];
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
+const POSITION: &str = "is at, is set to, position, offset; runnable (thread)";
 const RECHECK: &str = "re-check, poll again";
 /// Where the glossary applies; to be extended.
 const GLOSSARY_IN: [&str; 39] = [

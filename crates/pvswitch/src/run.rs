@@ -718,7 +718,7 @@ impl System {
                     continue;
                 }
                 Report::Port(PortEvent::Fault { fault, .. }) => fault,
-                Report::Port(PortEvent::Starved { queue, begins, .. }) => {
+                Report::Port(PortEvent::Stalled { queue, begins, .. }) => {
                     state.log_stall(queue, begins);
                     let name = state.spec.name.clone();
                     self.publish_stall(name, queue, begins);

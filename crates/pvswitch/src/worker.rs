@@ -319,7 +319,7 @@ impl Worker {
             let egress = &port.egress[usize::from(*queue)];
             if self.scheduler.kick_room(egress, pool::token(port.id, *queue, false)) {
                 let (port, queue) = (port.id, *queue);
-                let event = PortEvent::Starved { port, queue, begins: false };
+                let event = PortEvent::Stalled { port, queue, begins: false };
                 self.pool.report(Report::Port(event));
             }
         }

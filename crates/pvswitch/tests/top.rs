@@ -175,10 +175,10 @@ fn frames_that_are_held_are_a_gauge_and_contended_locks_a_rate() {
         &["--workers", "2", "--placement", "per-port"],
         &[dir.port("a", ""), dir.port("c", ""), dir.port("sink", ",queues=1")],
     );
-    let (mac, stands) = ("02:00:00:00:00:77", dir.text("guest"));
+    let (mac, control) = ("02:00:00:00:00:77", dir.text("guest"));
     // Polls are a second apart at first, and no burst waits for them: frames are held.
     let args = ["--mode", "sink", "--mac", mac, "--queue-size", "64", "--poll", "timer:20"];
-    let _sink = Gen::start(&dir.path("sink"), &[&args[..], &["--control", &stands]].concat());
+    let _sink = Gen::start(&dir.path("sink"), &[&args[..], &["--control", &control]].concat());
     switch.wait_up("sink", true);
     let send = ["--peer", mac, "--rate", "20k"];
     let _senders = ["a", "c"].map(|name| {

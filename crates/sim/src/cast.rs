@@ -60,8 +60,8 @@ fn kind(i: usize, attached: Attached, random: &mut Random) -> Kind {
 }
 
 /// An honest guest that can send to a stalling one, and that one.
-pub(crate) fn starving(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
-    // Starvation of a TAP is not reported: it does not notify of room.
+pub(crate) fn stalling(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
+    // A stalled TAP is not reported: it does not notify of room.
     let is_stalled = |guest: &Guest| guest.kind == Kind::Stalled && guest.attached != Attached::Tap;
     let stalled = guests.iter().position(is_stalled)?;
     let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == stalled ^ 1);

@@ -31,8 +31,8 @@ pub enum Finding {
     Unfair(String),
     /// One worker is overloaded, another is idle, and no queue moves.
     Unbalanced(String),
-    /// A receiver's starvation, or its end, was not reported exactly once.
-    Starved(String),
+    /// A receiver's stall, or its end, was not reported exactly once.
+    Stalled(String),
     /// Frames were taken from a drained queue.
     Drained(String),
     /// A worker repeatedly finds work without doing any.
@@ -55,7 +55,7 @@ impl fmt::Display for Finding {
             Self::Ownership(what) => write!(f, "queue without one owner: {what}"),
             Self::Unfair(what) => write!(f, "unfair: {what}"),
             Self::Unbalanced(what) => write!(f, "unbalanced: {what}"),
-            Self::Starved(what) => write!(f, "starved: {what}"),
+            Self::Stalled(what) => write!(f, "stalled: {what}"),
             Self::Drained(what) => write!(f, "taken from a drained queue: {what}"),
             Self::Spins(what) => write!(f, "spins: {what}"),
         }

@@ -35,8 +35,8 @@ pub(crate) struct Switching {
     pub moves: u64,
     /// Moves requested to level shares.
     pub levelled: u64,
-    /// Egress queues reported as starved.
-    pub starved: BTreeSet<Name>,
+    /// Egress queues reported as stalled.
+    pub stalled: BTreeSet<Name>,
     /// Number of such reports so far.
     pub reported: u64,
 }
@@ -92,7 +92,7 @@ impl Switching {
             balance: Balance::new(count, operators.is_balanced()),
             moves: 0,
             levelled: 0,
-            starved: BTreeSet::new(),
+            stalled: BTreeSet::new(),
             reported: 0,
         };
         switching.serve_all(operators, random);
@@ -139,12 +139,12 @@ impl Switching {
         }
         let then = self.workers[worker].step(now, &mut self.ledger, &mut self.balance);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
-        for (name, begins) in std::mem::take(&mut self.workers[worker].starved) {
+        for (name, begins) in std::mem::take(&mut self.workers[worker].stalled) {
             let is_new =
-                if begins { self.starved.insert(name) } else { self.starved.remove(&name) };
+                if begins { self.stalled.insert(name) } else { self.stalled.remove(&name) };
             if !is_new {
                 let what = format!("queue {name:?} is reported twice (begins: {begins})");
-                return Err(Finding::Starved(what));
+                return Err(Finding::Stalled(what));
             }
             self.reported += u64::from(begins);
         }
@@ -344,7 +344,7 @@ impl Switching {
         self.table[port].as_ref().expect("ports stay").set_active(0);
         self.ledger.sync(None, now);
         let mut woken = Vec::new();
-        self.starved.retain(|(of, _)| *of != port);
+        self.stalled.retain(|(of, _)| *of != port);
         for queue in 0..self.ports[port].len() {
             let pair = &self.ports[port][queue];
             pair.stop();

@@ -145,8 +145,8 @@ pub(crate) struct Worker {
     signalled: bool,
     /// Ports whose guests violated the protocol.
     pub faults: Vec<(usize, Fault)>,
-    /// Egress queues whose starvation began, or (false) ended.
-    pub starved: Vec<(Name, bool)>,
+    /// Egress queues whose stall began, or (false) ended.
+    pub stalled: Vec<(Name, bool)>,
     /// Commands for other workers.
     pub sends: Vec<(usize, Command)>,
     /// Queues given away, and their new workers.
@@ -212,7 +212,7 @@ impl Worker {
             commands: Vec::new(),
             signalled: false,
             faults: Vec::new(),
-            starved: Vec::new(),
+            stalled: Vec::new(),
             sends: Vec::new(),
             given: Vec::new(),
             timer: 0,
@@ -569,8 +569,8 @@ impl Worker {
                 PortEvent::Fault { port, fault, .. } => {
                     self.faults.push((usize::from(port.0), fault));
                 }
-                PortEvent::Starved { port, queue, begins } => {
-                    self.starved.push(((usize::from(port.0), usize::from(queue)), begins));
+                PortEvent::Stalled { port, queue, begins } => {
+                    self.stalled.push(((usize::from(port.0), usize::from(queue)), begins));
                 }
                 // A hostile guest forged an address; its frames are judged by the ledger.
                 PortEvent::Flaps { .. } => {}
@@ -647,7 +647,7 @@ impl Worker {
                     let egress = &self.table[port].as_ref().expect("ports stay").egress[queue];
                     let payer = token((port, queue));
                     if self.scheduler.kick_room(egress, payer) {
-                        self.starved.push(((port, queue), false));
+                        self.stalled.push(((port, queue), false));
                     }
                     self.shares.charge(payer, KICK_COST);
                 }

@@ -7,13 +7,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use switch::forward::{Mode, STARVED_AFTER};
+use switch::forward::{Mode, STALLED_AFTER};
 use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
 use switch::poll::TIMER_IDLE;
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 
-use crate::cast::{Cast, starving};
+use crate::cast::{Cast, stalling};
 use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::frame::To;
@@ -79,8 +79,8 @@ pub struct Report {
     pub tunes: u64,
     /// Completed drains of queues.
     pub drains: u64,
-    /// Receivers reported as starved.
-    pub starved: u64,
+    /// Receivers reported as stalled.
+    pub stalled: u64,
     /// Events processed.
     pub events: u64,
 }
@@ -159,7 +159,7 @@ pub(crate) struct World {
     /// Frames of honest guests may be held for a hostile one that went idle.
     slow_drain: bool,
     /// A sender, and a receiver that takes nothing for more than a minute.
-    starving: Option<(usize, usize)>,
+    stalling: Option<(usize, usize)>,
     operators: Operators,
     mistake: Mistake,
     report: Report,
@@ -180,8 +180,8 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let slow_drain = hostile && mode == Mode::Cross || is_spoofed;
     let mut operators = Operators::new(&mut random);
     // Not with hostile guests: they are never idle, and this run is long.
-    let starving = starving(&guests, mode).filter(|_| !hostile && random.one_in(5));
-    if starving.is_some() {
+    let stalling = stalling(&guests, mode).filter(|_| !hostile && random.one_in(5));
+    if stalling.is_some() {
         operators = operators.event_only();
     }
     let addressing = Addressing { mode, is_static, is_spoofed };
@@ -201,20 +201,20 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
         stopping: BTreeSet::new(),
         hub,
         slow_drain,
-        starving,
+        stalling,
         operators,
         mistake,
         report: Report::default(),
     };
     world.begin();
-    let starved_for = if starving.is_some() { 2 * STARVED_AFTER } else { Ns::ZERO };
-    world.settle(SETTLE + starved_for)?;
+    let stalled_for = if stalling.is_some() { 2 * STALLED_AFTER } else { Ns::ZERO };
+    world.settle(SETTLE + stalled_for)?;
     for _ in 0..WAVES {
         let lasts = world.schedule_wave();
         world.settle(lasts + if world.slow_drain { SETTLE } else { DRAIN })?;
     }
-    if let Some(queue) = world.switch.starved.first() {
-        return Err(Finding::Starved(format!("queue {queue:?} is still reported, but has room")));
+    if let Some(queue) = world.switch.stalled.first() {
+        return Err(Finding::Stalled(format!("queue {queue:?} is still reported, but has room")));
     }
     Ok(world.report())
 }
@@ -244,7 +244,7 @@ impl World {
         // Some runs last longer than a frame may be held.
         let long = self.random.one_in(4);
         let heal = if long { 2 * WAIT_MAX } else { TRAFFIC };
-        let heal = if self.starving.is_some() { self.schedule_starvation() } else { heal };
+        let heal = if self.stalling.is_some() { self.schedule_stall() } else { heal };
         self.schedule(heal, Event::Heal);
         let guests = self.guests.len();
         for from in 0..guests {
@@ -293,9 +293,9 @@ impl World {
     }
 
     /// Schedules frames for a stalled receiver over more than a minute; returns that time.
-    fn schedule_starvation(&mut self) -> Ns {
-        let Some((from, stalled)) = self.starving else { return Ns::ZERO };
-        let every = STARVED_AFTER / 10;
+    fn schedule_stall(&mut self) -> Ns {
+        let Some((from, stalled)) = self.stalling else { return Ns::ZERO };
+        let every = STALLED_AFTER / 10;
         for i in 0..12 {
             let frames = if i == 0 { STORM } else { self.random.within(1..5) };
             let app = Event::App { from, to: To::One(stalled), flow: 0, frames };
@@ -598,7 +598,7 @@ impl World {
 
     fn report(mut self) -> Report {
         self.report.moves = self.switch.moves;
-        self.report.starved = self.switch.reported;
+        self.report.stalled = self.switch.reported;
         self.report.levelled = self.switch.levelled;
         self.report.by_load = self.switch.workers.iter().map(|w| w.by_load).sum();
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();

@@ -31,7 +31,7 @@ fn add(sum: &mut Report, report: Report) {
     sum.levelled += report.levelled;
     sum.tunes += report.tunes;
     sum.drains += report.drains;
-    sum.starved += report.starved;
+    sum.stalled += report.stalled;
     sum.events += report.events;
     for (why, n) in report.faults {
         *sum.faults.entry(why).or_default() += n;
@@ -101,7 +101,7 @@ fn every_seed_is_safe_and_drains() {
         ("moves by load", sum.by_load),
         ("settings changed", sum.tunes),
         ("drains", sum.drains),
-        ("starved", sum.starved),
+        ("stalled", sum.stalled),
     ]) {
         assert!(n > 0, "no {what}");
     }

@@ -17,7 +17,7 @@ mod queue;
 mod rates;
 mod slow;
 mod span;
-mod starved;
+mod stalled;
 mod storm;
 mod tenants;
 
@@ -38,7 +38,7 @@ use self::rates::{Paced, charge_out, permitted};
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
 pub use self::span::Span;
-pub use self::starved::STARVED_AFTER;
+pub use self::stalled::STALLED_AFTER;
 pub use self::storm::StormLimits;
 use crate::account::Account;
 use crate::fdb::{Fdb, PortId};

@@ -538,7 +538,7 @@ impl<Q> Scheduler<Q> {
         self.charge_outside_turn(payer, KICK_COST);
         // Without the event index the guest would kick for each buffer from now on.
         egress.queue.lock().unwrap_or_else(PoisonError::into_inner).disarm();
-        let recovers = egress.end_starvation();
+        let recovers = egress.end_stall();
         self.wake(egress.waiters.swap(0, Ordering::AcqRel));
         recovers
     }

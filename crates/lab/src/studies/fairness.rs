@@ -199,8 +199,8 @@ impl Study for Fairness {
             };
             verdicts.push(Verdict {
                 what: format!(
-                    "{variant}: no guest is starved: in each of {} runs all have at least {:.0} % \
-                     of the mean, in bytes; minimum {:.0} %",
+                    "{variant}: every guest gets its share: in each of {} runs all have at least \
+                     {:.0} % of the mean, in bytes; minimum {:.0} %",
                     shares.count,
                     100.0 * SHARE_LEAST,
                     100.0 * shares.low
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn starved_guests_and_uneven_shares_are_detected() {
+    fn guests_without_their_share_and_uneven_shares_are_detected() {
         let fair = ("shared", 0.99, 0.9);
         assert_eq!(verdicts(&[fair, ("per-port", 0.98, 0.8)]), [true; 5]);
         assert_eq!(verdicts(&[fair, ("per-port", 0.85, 0.0)]), [true, true, false, true, false]);

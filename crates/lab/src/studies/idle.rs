@@ -132,7 +132,7 @@ impl Study for Idle {
         for (title, measure) in [
             ("Beside a busy pair: CPU time of the worker for each frame, ns", "frame_ns"),
             ("Beside a busy pair: latency, p99, us", "p99"),
-            ("Beside a busy pair: time that the switch stood ready without a CPU, %", "waited"),
+            ("Beside a busy pair: time that the switch was runnable without a CPU, %", "waited"),
         ] {
             parts.extend(beside.table(title, "Columns: idle ports.", measure));
         }

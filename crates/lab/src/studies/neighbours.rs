@@ -57,7 +57,7 @@ const MEASURES: [Measure; 14] = [
     Measure::new("cpu", "%", Better::Less, "CPU time of all workers, of one CPU"),
     Measure::new("wakeups", "1/s", Better::Less, "sleeps and naps of the workers that ended"),
     Measure::new("moves", "", Better::Neither, "queues that went to another worker in the window"),
-    Measure::new("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+    Measure::new("waited", "%", Better::Neither, "time that the switch was runnable without a CPU"),
 ];
 
 /// The study.

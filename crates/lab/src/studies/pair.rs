@@ -56,7 +56,7 @@ pub const MEASURES: [Measure; 19] = [
     Measure::new("burst", "frames", Better::Neither, "frames taken at once"),
     Measure::new("frame_ns", "ns", Better::Less, "CPU time of the worker for each frame"),
     Measure::new("guests_cpu", "%", Better::Less, "CPU time of both guests, of one CPU"),
-    Measure::new("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+    Measure::new("waited", "%", Better::Neither, "time that the switch was runnable without a CPU"),
     Measure::new("sent", "", Better::Neither, "frames sent, warm-up included"),
     Measure::new("received", "", Better::Neither, "frames received, warm-up included"),
     Measure::new(

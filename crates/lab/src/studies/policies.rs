@@ -115,7 +115,7 @@ pub fn tables(grid: &Grid, note: &str) -> Vec<Part> {
         ("Calls for each frame", "calls"),
         ("CPU time of the worker for each frame, ns", "frame_ns"),
         ("CPU of both guests, % of one CPU", "guests_cpu"),
-        ("Time that the switch stood ready without a CPU, %", "waited"),
+        ("Time that the switch was runnable without a CPU, %", "waited"),
     ];
     titles.iter().filter_map(|(title, measure)| grid.table(title, note, measure)).collect()
 }
@@ -144,13 +144,13 @@ fn against(results: &Results) -> Option<Part> {
         let mut worse = Vec::new();
         for (measure, more) in [("cpu", false), ("p99", false), ("delivered", true)] {
             let of = |policy| summary(results, &[("rate", rate), ("policy", policy)], measure);
-            let outcome = stand(of("adaptive"), of("event"), of("spin"), more);
-            if outcome.as_ref().is_some_and(|stand| stand.worse) {
+            let outcome = against_better(of("adaptive"), of("event"), of("spin"), more);
+            if outcome.as_ref().is_some_and(|outcome| outcome.worse) {
                 worse.push(measure);
             }
             row.push(outcome.map_or_else(
                 || Value::Missing("no such figure at this rate".into()),
-                |stand| Value::Text(stand.words),
+                |outcome| Value::Text(outcome.words),
             ));
         }
         let all = row.iter().all(|value| matches!(value, Value::Text(_)));
@@ -179,28 +179,28 @@ fn against(results: &Results) -> Option<Part> {
     (!table.rows.is_empty()).then_some(Part::Table(table))
 }
 
-/// How a policy stands.
-struct Stand {
+/// A policy against the better of two others.
+struct Outcome {
     words: String,
     worse: bool,
 }
 
-fn stand(
+fn against_better(
     ours: Option<Summary>,
     event: Option<Summary>,
     spin: Option<Summary>,
     more_is_better: bool,
-) -> Option<Stand> {
+) -> Option<Outcome> {
     let (ours, event, spin) = (ours?.median, event?.median, spin?.median);
     let event_is_better = (event > spin) == more_is_better || event == spin;
     let (better, of) = if event_is_better { (event, "event") } else { (spin, "spin") };
     if better <= 0.0 {
         let words = format!("{ours:.3} against 0 ({of})");
-        return Some(Stand { words, worse: !more_is_better && ours > 0.0 });
+        return Some(Outcome { words, worse: !more_is_better && ours > 0.0 });
     }
     let ratio = ours / better;
     let worse = if more_is_better { ratio < 2.0 - WORSE } else { ratio > WORSE };
-    Some(Stand { words: format!("{ratio:.2} of {of}"), worse })
+    Some(Outcome { words: format!("{ratio:.2} of {of}"), worse })
 }
 
 #[cfg(test)]
@@ -208,10 +208,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_stands_against_the_better_of_two() {
+    fn a_policy_is_compared_with_the_better_of_two() {
         let of = |value: f64| Summary::of(&[value]);
         let outcome = |ours, event, spin, more| {
-            stand(of(ours), of(event), of(spin), more).map(|stand| (stand.words, stand.worse))
+            against_better(of(ours), of(event), of(spin), more)
+                .map(|outcome| (outcome.words, outcome.worse))
         };
         assert_eq!(outcome(12.0, 10.0, 100.0, false), Some(("1.20 of event".into(), true)));
         assert_eq!(outcome(10.5, 30.0, 10.0, false), Some(("1.05 of spin".into(), false)));
@@ -222,6 +223,6 @@ mod tests {
             outcome(0.0, 0.0, 100.0, false),
             Some(("0.000 against 0 (event)".into(), false))
         );
-        assert!(stand(of(1.0), None, of(1.0), true).is_none());
+        assert!(against_better(of(1.0), None, of(1.0), true).is_none());
     }
 }

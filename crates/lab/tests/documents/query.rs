@@ -8,7 +8,7 @@ use pvswitch_lab::store::{Done, Results};
 /// Any value of an axis: runs of all its cells are taken together.
 const ANY: &str = "*";
 
-/// A query as it stands after the words of a marker.
+/// A query, as written after the words of a marker.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Folder below `docs/results`.

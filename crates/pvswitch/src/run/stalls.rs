@@ -1,6 +1,6 @@
 //! Receivers that stalled, in the log and in `ctl show`.
 
-use switch::forward::STARVED_AFTER;
+use switch::forward::STALLED_AFTER;
 use switch::time::{self, Ns};
 
 use super::PortState;
@@ -10,7 +10,7 @@ impl PortState {
     pub(super) fn log_stall(&self, queue: u16, begins: bool) {
         let Some(log) = self.log() else { return };
         if begins {
-            let s = STARVED_AFTER.times(Ns::from_secs(1));
+            let s = STALLED_AFTER.times(Ns::from_secs(1));
             log.warn(format_args!(
                 "queue {queue}: receiver stalled: its driver has posted no buffers for {s} s"
             ));
@@ -21,7 +21,7 @@ impl PortState {
 
     /// How long each stalled queue has been without buffers, in seconds.
     pub(super) fn stalled_s(&self, now: time::Instant) -> Vec<u64> {
-        let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_for(now));
+        let stalled = self.port.egress.iter().filter_map(|queue| queue.stalled_for(now));
         stalled.map(|time| time.times(Ns::from_secs(1))).collect()
     }
 }

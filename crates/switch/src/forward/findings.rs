@@ -81,8 +81,8 @@ pub enum PortEvent {
         /// The violation.
         fault: Fault,
     },
-    /// An egress queue became [starved](super::EgressQueue::starved_for), or recovered.
-    Starved {
+    /// An egress queue became [stalled](super::EgressQueue::stalled_for), or recovered.
+    Stalled {
         /// The receiver's port.
         port: PortId,
         /// The queue's index.
@@ -107,7 +107,7 @@ impl PortEvent {
     /// The port that it is about.
     pub fn port(&self) -> PortId {
         match self {
-            Self::Fault { port, .. } | Self::Starved { port, .. } | Self::Flaps { port, .. } => {
+            Self::Fault { port, .. } | Self::Stalled { port, .. } | Self::Flaps { port, .. } => {
                 *port
             }
         }

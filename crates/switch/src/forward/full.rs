@@ -416,8 +416,8 @@ impl Forwarder {
         if egress.waiters.load(Ordering::Relaxed) != 0 {
             self.findings.wake |= egress.waiters.swap(0, Ordering::AcqRel);
         }
-        if egress.starved.load(Ordering::Relaxed) {
-            self.end_starvation(at, egress);
+        if egress.stalled.load(Ordering::Relaxed) {
+            self.end_stall(at, egress);
         }
     }
 }

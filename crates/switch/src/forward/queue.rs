@@ -31,8 +31,8 @@ pub struct EgressQueue {
     pub(super) full_ns: AtomicU64,
     /// Number of frames delivered by then.
     pub(super) full_at: AtomicU64,
-    /// Whether that was `STARVED_AFTER` ago and was reported to the operator.
-    pub(super) starved: AtomicBool,
+    /// Whether that was `STALLED_AFTER` ago and was reported to the operator.
+    pub(super) stalled: AtomicBool,
     /// Long deliveries so far, for [`is_slow`](Self::is_slow).
     pub(super) long: LongDeliveries,
     /// Call policy and pending notification.
@@ -71,7 +71,7 @@ impl EgressQueue {
             meter: PauseMeter::default(),
             full_ns: AtomicU64::new(0),
             full_at: AtomicU64::new(0),
-            starved: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
             long: LongDeliveries::default(),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),

@@ -199,7 +199,7 @@ impl Rig {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let port = |event| match event {
             PortEvent::Fault { port, .. } => Some(port),
-            PortEvent::Starved { .. } | PortEvent::Flaps { .. } => None,
+            PortEvent::Stalled { .. } | PortEvent::Flaps { .. } => None,
         };
         events.filter_map(port).collect()
     }

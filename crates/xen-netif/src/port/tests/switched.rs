@@ -2,7 +2,7 @@
 
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{
-    EgressQueue, Findings, Forwarder, Mode, Port, PortEvent, STARVED_AFTER, Source, Table,
+    EgressQueue, Findings, Forwarder, Mode, Port, PortEvent, STALLED_AFTER, Source, Table,
 };
 use switch::hold::WAIT_MAX;
 use switch::poll::Policy;
@@ -66,11 +66,11 @@ impl Net {
     fn stalled(&mut self) -> (Option<Ns>, Vec<bool>) {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let begins = events.map(|event| match event {
-            PortEvent::Starved { port: PortId(1), queue: 0, begins } => begins,
+            PortEvent::Stalled { port: PortId(1), queue: 0, begins } => begins,
             other => panic!("{other:?}"),
         });
         let begins = begins.collect();
-        (self.port(1).egress[0].starved_for(self.now), begins)
+        (self.port(1).egress[0].stalled_for(self.now), begins)
     }
 
     /// Sends a frame to port 1, or to all ports, every second for this time.
@@ -144,28 +144,28 @@ fn front_half_without_pages_is_stalled_after_a_time_until_it_posts_some() {
         net.serve(&mut a, SECOND - Ns::new(1));
         assert_eq!(
             (net.now - dropped, net.stalled()),
-            (STARVED_AFTER - Ns::new(1), (None, vec![]))
+            (STALLED_AFTER - Ns::new(1), (None, vec![]))
         );
         a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
         net.serve(&mut a, Ns::new(1));
-        assert_eq!(net.stalled(), (Some(STARVED_AFTER), vec![true]));
+        assert_eq!(net.stalled(), (Some(STALLED_AFTER), vec![true]));
         net.stream(&mut a, flood, 20);
         assert_eq!(net.stalled(), (Some(80 * SECOND), vec![]), "once");
         // It kicks without pages, then with some.
-        assert!(!net.port(1).egress[0].end_starvation());
+        assert!(!net.port(1).egress[0].end_stall());
         b.post(101..103);
-        assert!(net.port(1).egress[0].end_starvation());
+        assert!(net.port(1).egress[0].end_stall());
         assert_eq!(net.stalled(), (None, vec![]), "without a frame");
         net.stream(&mut a, flood, 2);
         assert_eq!(net.stalled(), (None, vec![]));
         // Again, and a frame arrives before its kick.
         net.stream(&mut a, flood, 63);
         let (stalled, reports) = net.stalled();
-        assert!(stalled >= Some(STARVED_AFTER) && reports == [true], "{stalled:?} {reports:?}");
+        assert!(stalled >= Some(STALLED_AFTER) && reports == [true], "{stalled:?} {reports:?}");
         b.post(103..104);
         net.stream(&mut a, flood, 1);
         assert_eq!(net.stalled(), (None, vec![false]));
-        assert!(!net.port(1).egress[0].end_starvation(), "reported already");
+        assert!(!net.port(1).egress[0].end_stall(), "reported already");
     }
 }
 
@@ -192,7 +192,7 @@ fn front_half_without_traffic_is_not_stalled() {
     net.stream(&mut a, true, 60);
     assert_eq!(net.stalled(), (None, vec![]));
     net.stream(&mut a, true, 1);
-    assert_eq!(net.stalled(), (Some(STARVED_AFTER), vec![true]));
+    assert_eq!(net.stalled(), (Some(STALLED_AFTER), vec![true]));
     [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
     assert_eq!(net.stalled(), (None, vec![]));
 }
