@@ -59,13 +59,7 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         CtlCommand::Shutdown => Request::Shutdown,
     };
     let mut client = Client::connect(&path)?;
-    let mut answer = match &request {
-        Request::Drain { name } | Request::Resume { name } => drain(&mut client, &request, name)?,
-        Request::SetPort { name, settings } if let Ok(queue) = name.parse() => {
-            set_number(&mut client, queue, settings, &request)?
-        }
-        _ => client.call(&request)?,
-    };
+    let mut answer = answer_to(&request, &mut client)?;
     if let Some(name) = &only {
         select(&mut answer, name)?;
     }
@@ -75,20 +69,36 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         }
         answer["ok"] = true.into();
         println!("{answer}");
-        return Ok(());
+    } else {
+        print(&request, &answer, only.is_some());
     }
+    Ok(())
+}
+
+/// Sends a request, or the requests that it takes, and returns the answer.
+fn answer_to(request: &Request, client: &mut Client) -> Result<Value, ControlError> {
     match request {
-        Request::Show => show(&answer, only.is_some()),
-        Request::Stats if answer["guest"].is_string() => guest_stats(&answer),
-        Request::Stats => stats(&answer),
-        Request::Fdb => fdb(&answer),
-        Request::Reload { .. } => reload(&answer),
+        Request::Drain { name } | Request::Resume { name } => drain(client, request, name),
+        Request::SetPort { name, settings } if let Ok(queue) = name.parse() => {
+            set_number(client, queue, settings, request)
+        }
+        _ => client.call(request),
+    }
+}
+
+/// Prints an answer for people; `of_one`: it is that of one port.
+fn print(request: &Request, answer: &Value, of_one: bool) {
+    match request {
+        Request::Show => show(answer, of_one),
+        Request::Stats if answer["guest"].is_string() => guest_stats(answer),
+        Request::Stats => stats(answer),
+        Request::Fdb => fdb(answer),
+        Request::Reload { .. } => reload(answer),
         Request::Upgrade { .. } => {
             println!("handed over to {}, pid {}", text(&answer["program"]), answer["pid"]);
         }
         _ => {}
     }
-    Ok(())
 }
 
 /// Sets a queue pair of a guest or, if the socket is a switch's, a port whose name is a number.

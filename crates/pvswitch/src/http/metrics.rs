@@ -95,6 +95,7 @@ const FIRST: [&str; 3] = ["first_frame_ns", "first_frames", "first_frame_ns_max"
 pub fn text(show: &Value, stats: &Value) -> String {
     let mut out = String::with_capacity(1 << 16);
     about(&mut out, show, stats);
+    about_ports(&mut out, list(&show["ports"]));
     control(&mut out, &show["control"]);
     accounts(&mut out, show, stats);
     let ports = list(&stats["ports"]);
@@ -131,7 +132,7 @@ pub fn text(show: &Value, stats: &Value) -> String {
 
 const LOAD: &str = "Share of the worker's time spent on frames in its last millisecond awake.";
 
-/// The switch and its ports.
+/// The switch.
 fn about(out: &mut String, show: &Value, stats: &Value) {
     let version = escaped(show["version"].as_str().unwrap_or_default());
     let commit = escaped(show["commit"].as_str().unwrap_or_default());
@@ -149,7 +150,11 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
     Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch started.")
         .sample("", uptime);
-    let ports: Vec<_> = list(&show["ports"])
+}
+
+/// Its ports.
+fn about_ports(out: &mut String, ports: &[Value]) {
+    let ports: Vec<_> = ports
         .iter()
         .map(|port| (escaped(port["name"].as_str().unwrap_or_default()), port))
         .collect();
@@ -190,14 +195,19 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for (name, port) in &ports {
         active.sample(&format!("port=\"{name}\""), port["queues_active"].as_f64().unwrap_or(0.0));
     }
+    port_events(out, &ports);
+}
+
+/// Faults, errors and connections of ports, each with its escaped name.
+fn port_events(out: &mut String, ports: &[(String, &Value)]) {
     let help = "Times the guest violated the protocol.";
     let mut faults = Family::new(out, "pvswitch_port_faults_total", "counter", help);
-    for (name, port) in &ports {
+    for (name, port) in ports {
         faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
     }
     let help = "Errors of front-ends, by cause.";
     let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
-    for (name, port) in &ports {
+    for (name, port) in ports {
         for (cause, times) in port["errors"].as_object().into_iter().flatten() {
             let labels = format!("port=\"{name}\",cause=\"{cause}\"");
             errors.sample(&labels, times.as_f64().unwrap_or(0.0));
@@ -205,7 +215,7 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     }
     let help = "Front-ends that connected.";
     let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);
-    for (name, port) in &ports {
+    for (name, port) in ports {
         if let Some(n) = port["connections"].as_f64() {
             connections.sample(&format!("port=\"{name}\""), n);
         }
