@@ -124,7 +124,11 @@ struct Running {
     in_order: bool,
 }
 
-fn process(pid: u32) -> io::Result<OwnedFd> {
+/// Opens a process.
+///
+/// # Errors
+/// It has ended.
+pub fn process(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }

@@ -84,6 +84,8 @@ pub(super) type Address = ([u8; 6], u16, u16);
 /// Reply of the new process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
+    /// Another process of this id was started in its place, and is no child of the old one.
+    Started(u32),
     /// It can go on from here.
     Ready,
     /// It cannot, and ends.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ use crate::worker::Served;
 const OFFER_MAX: Duration = Duration::from_secs(10);
 /// Longest time for it to stop its workers.
 const HANDED_MAX: Duration = Duration::from_secs(10);
+/// Variable of the process that takes over: its parent, which leaves it to the service manager.
+pub(super) const LEFT_BY: &str = "PVSWITCH_LEFT_BY";
 /// Longest time for it to send the last message.
 const GO_MAX: Duration = Duration::from_secs(2);
 
@@ -106,6 +109,11 @@ impl Takeover {
     pub fn receive() -> Result<Self, RunError> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|e| error(&e))?;
+        if let Err(e) = leave_to_manager(&socket) {
+            let e = error(&e);
+            reply(&socket, &Reply::Failed(e.to_string()));
+            return Err(e);
+        }
         // Children and readers of standard input get an end of file.
         let null = std::fs::File::open("/dev/null").map_err(|e| error(&e))?;
         rustix::stdio::dup2_stdin(&null).map_err(|e| error(&e))?;
@@ -194,6 +202,31 @@ impl Takeover {
         }
         Ok(all)
     }
+}
+
+/// Under a service manager: starts the program once more, and ends. systemd waits only for the end
+/// of its own children: it would kill another main process right after SIGTERM. A process whose
+/// parent has ended is systemd's child. Returns in the second process, once the first has ended.
+fn leave_to_manager(socket: &OwnedFd) -> std::io::Result<()> {
+    let Some(parent) = std::env::var_os(LEFT_BY) else {
+        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+            return Ok(());
+        }
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["run", "--takeover"]).env(LEFT_BY, std::process::id().to_string());
+        let child = command.spawn()?;
+        reply(socket, &Reply::Started(child.id()));
+        std::process::exit(0);
+    };
+    let parent = parent.to_str().and_then(|pid| pid.parse().ok());
+    let is_here = |pid: &u32| std::os::unix::process::parent_id() == *pid;
+    if let Some(parent) = parent.filter(is_here)
+        && let Ok(process) = crate::keeper::process(parent)
+        && is_here(&parent)
+    {
+        os::wait_readable(process.as_fd(), OFFER_MAX)?;
+    }
+    Ok(())
 }
 
 fn listener(state: &ListenerState, fds: &mut Descriptors) -> Result<Listener, ImportError> {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use api::config::ConfigText;
 use os::{Listener, receive_state, send_state};
+use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
 use switch::forward::{EgressQueue, HeldCopy};
 use switch::time::Ns;
@@ -23,6 +24,7 @@ use super::handover::{
     Address, Counters, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply,
     VERSION, decode, encode,
 };
+use super::takeover::LEFT_BY;
 use super::{Attach, PortState, RunError, System};
 
 /// Longest time for the new process to get ready. `ctl` waits for a little longer.
@@ -40,6 +42,8 @@ pub(super) fn program() -> PathBuf {
 /// A process that is started to take over; killed unless it did.
 struct Next {
     child: Child,
+    /// Under a service manager: the process that the child has started, and has left.
+    left: Option<(u32, OwnedFd)>,
     socket: OwnedFd,
     program: PathBuf,
     took_over: bool,
@@ -48,6 +52,9 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.took_over {
+            if let Some((_, process)) = &self.left {
+                let _ = pidfd_send_signal(process, Signal::KILL);
+            }
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -61,9 +68,13 @@ impl Next {
         let mut command = Command::new(program);
         command.args(["run", "--takeover"]).stdin(Stdio::from(theirs));
         // The watchdog's pings come from the new process.
-        command.env_remove("WATCHDOG_PID");
+        command.env_remove("WATCHDOG_PID").env_remove(LEFT_BY);
         let child = command.spawn().map_err(failed)?;
-        Ok(Self { child, socket, program: program.into(), took_over: false })
+        Ok(Self { child, left: None, socket, program: program.into(), took_over: false })
+    }
+
+    fn pid(&self) -> u32 {
+        self.left.as_ref().map_or(self.child.id(), |(pid, _)| *pid)
     }
 
     fn send(&self, what: &[u8], fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), RunError> {
@@ -72,13 +83,21 @@ impl Next {
     }
 
     /// Waits until it can go on.
-    fn ready(&self, limit: Duration) -> Result<(), RunError> {
-        let received = receive_state(self.socket.as_fd(), VERSION, Instant::now() + limit);
-        let reply = received.and_then(|(bytes, _)| decode::<Reply>(&bytes).map(|(reply, _)| reply));
-        match reply {
-            Ok(Reply::Ready) => Ok(()),
-            Ok(Reply::Failed(why)) => Err(failed(&self.program, &why)),
-            Err(error) => Err(failed(&self.program, &error)),
+    fn ready(&mut self, limit: Duration) -> Result<(), RunError> {
+        let end = Instant::now() + limit;
+        loop {
+            let received = receive_state(self.socket.as_fd(), VERSION, end);
+            let reply = received.and_then(|(bytes, _)| Ok(decode::<Reply>(&bytes)?.0));
+            match reply {
+                Ok(Reply::Ready) => return Ok(()),
+                Ok(Reply::Started(pid)) => {
+                    let process = crate::keeper::process(pid);
+                    let process = process.map_err(|error| failed(&self.program, &error))?;
+                    self.left = Some((pid, process));
+                }
+                Ok(Reply::Failed(why)) => return Err(failed(&self.program, &why)),
+                Err(error) => return Err(failed(&self.program, &error)),
+            }
         }
     }
 }
@@ -113,7 +132,7 @@ impl System {
 
     fn hand_over(&mut self, program: &Path) -> Result<Value, RunError> {
         let began = Instant::now();
-        let next = Next::start(program)?;
+        let mut next = Next::start(program)?;
         let mut fds = Exported::default();
         let offer = self.offer(&mut fds);
         let known = offer.addresses.iter().copied().collect();
@@ -125,16 +144,15 @@ impl System {
         let handed = self.handed(&known, &mut bytes);
         next.send(&encode(&handed, &bytes), &[], ACCEPT_MAX)?;
         next.ready(ACCEPT_MAX)?;
-        self.report_move(next.child.id(), program);
+        self.report_move(next.pid(), program);
         if let Err(error) = next.send(GO, &[], ACCEPT_MAX) {
             self.report_move(std::process::id(), &self.program);
             return Err(error);
         }
         // From here on the rings are the other's: workers stay at the gate until this process ends.
         std::mem::forget(frozen);
-        let mut next = next;
         next.took_over = true;
-        let pid = next.child.id();
+        let pid = next.pid();
         tracing::info!("handed over to process {pid} ({})", program.display());
         self.manager.moved(pid);
         self.publish(api::event::Event::Upgrade { pid });
