@@ -194,7 +194,7 @@ pub(super) static SOCKETS: [Case; 25] = [
     ),
     front(
         "punching",
-        "pages that are in no frame are hole-punched repeatedly, with a kick each time",
+        "pages that are in no frame are hole-punched repeatedly: a control for punched",
         &["row 9"],
         memory::punching,
     ),
