@@ -174,8 +174,8 @@ pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hole-punching as in [`punched`], without a frame or a kick: it costs the switch nothing, and is a
-/// control for what [`punched`] costs others that share its CPU.
+/// Hole-punching as in [`punched`], without a frame or a kick: it costs the switch nothing, and is
+/// a control for what [`punched`] costs others that share its CPU.
 pub fn punching(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         while attack.on() && !raw.is_closed(Duration::ZERO) {
