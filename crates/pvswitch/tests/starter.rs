@@ -90,13 +90,13 @@ fn sockets_serve_after_kills_of_a_kept_switch() {
     });
 }
 
-/// The reply to GET /metrics.
-fn metrics(at: std::net::SocketAddr) -> String {
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+/// The reply to GET /metrics. A process that ends closes the connections that it has accepted.
+fn metrics(at: std::net::SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(at)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
     let mut reply = String::new();
-    stream.read_to_string(&mut reply).unwrap();
-    reply
+    stream.read_to_string(&mut reply)?;
+    Ok(reply)
 }
 
 #[test]
@@ -141,7 +141,8 @@ fn tap_and_tcp_socket_serve_after_upgrades_and_kills() {
         } else {
             living.push(upgrade(&switch));
         }
-        assert!(metrics(at).contains("pvswitch_port_info{port=\"h\""));
+        let own = "pvswitch_port_info{port=\"h\"";
+        wait_for("a reply by HTTP", || metrics(at).is_ok_and(|reply| reply.contains(own)));
     }
     switch.wait_for_frames("a", 500);
     let sent = sender.end()["sent_frames"].as_u64().unwrap();
