@@ -1,4 +1,4 @@
-//! `pvswitch top`, and the documentation of the names shown by it and by `ctl stats`.
+//! `pvswitch top`.
 
 mod common;
 
@@ -12,11 +12,6 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
-
-const OBSERVABILITY: &str =
-    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/observability.md"));
-/// Documents the counters of guests.
-const SETTINGS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md"));
 
 fn top(control: &str, args: &[&str]) -> Command {
     let mut command = pvswitch();
@@ -203,45 +198,6 @@ fn frames_that_are_held_are_a_gauge_and_contended_locks_a_rate() {
     let contended = column("CONT/s");
     assert_eq!(contended[..2], ["0", "0"], "nothing is sent to the senders: {contended:?}");
     assert_ne!(contended[2], "-");
-}
-
-/// Every key of an object and of the objects in it.
-fn keys(value: &Value, found: &mut Vec<String>) {
-    if let Some(object) = value.as_object() {
-        found.extend(object.keys().cloned());
-        object.values().for_each(|value| keys(value, found));
-    }
-    value.as_array().into_iter().flatten().for_each(|value| keys(value, found));
-}
-
-#[test]
-fn every_name_in_the_replies_is_documented() {
-    let dir = Dir::new();
-    let ports = [dir.port("a", ""), "n=null".into()];
-    let switch = Switch::start(&dir, &["--http", "0"], &ports);
-    switch.json(&["fdb", "add", "02:00:00:00:00:07", "a"]);
-    let guest = dir.text("guest");
-    let _sink = Gen::start(&dir.path("a"), &["--mode", "sink", "--control", &guest]);
-    switch.wait_up("a", true);
-    let of_guest = || {
-        let mut command = pvswitch();
-        let out = command.args(["ctl", "--control", &guest, "stats", "--json"]).output().unwrap();
-        serde_json::from_slice::<Value>(&out.stdout).unwrap_or_default()
-    };
-    wait_for("the guest", || of_guest()["connected"] == true);
-    for what in ["stats", "show", "fdb", "a guest"] {
-        let mut names = Vec::new();
-        let answer = if what == "a guest" { of_guest() } else { switch.json(&[what]) };
-        keys(&answer, &mut names);
-        assert!(names.len() > 5, "{names:?}");
-        for name in names {
-            let known = [format!("`{name}`"), format!("\"{name}\"")];
-            let explained = known.iter().any(|name| {
-                OBSERVABILITY.contains(name) || what == "a guest" && SETTINGS.contains(name)
-            });
-            assert!(explained, "{what}: `{name}` is not in docs/observability.md");
-        }
-    }
 }
 
 #[test]
