@@ -11,7 +11,6 @@ use common::{Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
-use serde_json::Value;
 
 fn top(control: &str, args: &[&str]) -> Command {
     let mut command = pvswitch();
