@@ -128,7 +128,7 @@ struct Running {
 ///
 /// # Errors
 /// It has ended.
-pub fn process(pid: u32) -> io::Result<OwnedFd> {
+pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
@@ -207,7 +207,14 @@ impl Keeper {
         }
         let _ = post(socket.as_fd(), GO, &ended_at.as_nanos().to_string(), None);
         let pid = child.id();
-        Ok(Running { socket, child, pid, process: process(pid)?, is_open: true, in_order: false })
+        Ok(Running {
+            socket,
+            child,
+            pid,
+            process: open_process(pid)?,
+            is_open: true,
+            in_order: false,
+        })
     }
 
     /// Serves a switch until its end.
@@ -267,7 +274,7 @@ impl Keeper {
                 let Some((pid, program)) = message.text.split_once(' ') else { return };
                 let Ok(pid) = pid.parse() else { return };
                 // One that has ended already: the end of this one is noticed, and all is well.
-                let Ok(process) = process(pid) else { return };
+                let Ok(process) = open_process(pid) else { return };
                 (running.pid, running.process) = (pid, process);
                 self.program = program.into();
             }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use common::{Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
+use common::{Dir, Gen, Process, Switch, may_make_taps, pvswitch, signal, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -639,9 +639,7 @@ fn cross_connected_ports_keep_their_peers() {
 
 #[test]
 fn taps_are_replaced_with_the_interface_in_place() {
-    let root = rustix::process::geteuid().is_root();
-    if !root || !Path::new("/dev/net/tun").exists() {
-        eprintln!("skipped: needs root and /dev/net/tun");
+    if !may_make_taps() {
         return;
     }
     let name = format!("pvsr{}", std::process::id() % 100_000);

@@ -1,27 +1,14 @@
 //! `fd=NAME`: descriptors that the program's starter passed.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A directory, removed on drop.
-struct Dir(PathBuf);
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn dir(name: &str) -> Dir {
-    let dir = std::env::temp_dir().join(format!("pvs-fd-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    Dir(dir)
-}
+use common::{Dir, tap_queue};
 
 /// Network namespace of a test, removed on drop; `None`: not permitted on this machine.
 struct Netns(String);
@@ -39,18 +26,7 @@ impl Netns {
 
     /// One queue of a TAP in it.
     fn tap(&self, name: &str) -> OwnedFd {
-        let tap = uplink::open(&uplink::TapOptions {
-            name: name.into(),
-            netns: Some(self.0.clone()),
-            queues: NonZeroU16::MIN,
-            create: true,
-            persist: None,
-            up: true,
-            mtu: None,
-            mac: None,
-            queue_len: None,
-        });
-        tap.unwrap().queues[0].try_clone().unwrap()
+        tap_queue(name, Some(&self.0))
     }
 }
 
@@ -63,7 +39,7 @@ impl Drop for Netns {
 /// Runs a switch with `stdin` as descriptor 3, and without a descriptor 4, for a quarter of a
 /// second if nothing is wrong.
 fn run(stdin: impl Into<std::process::Stdio>, env: &str, arguments: &str, dir: &Dir) -> Output {
-    let control = dir.0.join("control");
+    let control = dir.path("control");
     let command = format!(
         "{env}; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$0\" run --quiet --duration \
          0.25 --control {} {arguments} 3<&0 4<&- </dev/null",
@@ -84,8 +60,8 @@ fn refused(output: &Output, words: &[&str]) {
 
 #[test]
 fn inherited_listener_serves_a_port_and_keeps_its_name() {
-    let dir = dir("serves");
-    let path = dir.0.join("vm1.sock");
+    let dir = Dir::new();
+    let path = dir.path("vm1.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let kept = listener.try_clone().unwrap();
     let output =
@@ -99,7 +75,7 @@ fn inherited_listener_serves_a_port_and_keeps_its_name() {
 
 #[test]
 fn descriptors_of_other_kinds_and_names_are_refused() {
-    let dir = dir("kinds");
+    let dir = Dir::new();
     let port = "--port vm1=vhost-user:fd=vm1";
     let null = || std::fs::File::open("/dev/null").unwrap();
     refused(&run(null(), OWN, port, &dir), &["vm1", "not a socket", "ListenStream="]);
@@ -120,8 +96,8 @@ fn descriptors_of_other_kinds_and_names_are_refused() {
 
 #[test]
 fn one_descriptor_serves_one_port() {
-    let dir = dir("twice");
-    let listener = UnixListener::bind(dir.0.join("vm1.sock")).unwrap();
+    let dir = Dir::new();
+    let listener = UnixListener::bind(dir.path("vm1.sock")).unwrap();
     let ports = "--port vm1=vhost-user:fd=vm1 --port vm2=vhost-user:fd=vm1";
     let output = run(std::os::fd::OwnedFd::from(listener), OWN, ports, &dir);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -139,7 +115,7 @@ fn metrics(mut stream: impl Read + Write) -> String {
 
 #[test]
 fn http_is_served_at_an_inherited_tcp_or_unix_socket() {
-    let dir = dir("http");
+    let dir = Dir::new();
     let env = OWN.replace("vm1", "web");
     let arguments = "--http fd=web --port a=null";
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -151,7 +127,7 @@ fn http_is_served_at_an_inherited_tcp_or_unix_socket() {
     assert!(!log.contains("not used"), "{log}");
     assert!(client.join().unwrap().contains("pvswitch_port_info{port=\"a\""));
 
-    let path = dir.0.join("web.sock");
+    let path = dir.path("web.sock");
     let unix = UnixListener::bind(&path).unwrap();
     let at = path.clone();
     let client = std::thread::spawn(move || metrics(UnixStream::connect(at).unwrap()));
@@ -174,7 +150,7 @@ fn http_is_served_at_an_inherited_tcp_or_unix_socket() {
 #[test]
 fn inherited_tap_serves_a_port_from_another_network_namespace() {
     let Some(netns) = Netns::new("tap") else { return };
-    let dir = dir("tap");
+    let dir = Dir::new();
     let env = OWN.replace("vm1", "host");
     let port = "--port host=tap:fd=host";
     let output = run(netns.tap("t0"), &env, port, &dir);

@@ -2,12 +2,11 @@
 
 mod common;
 
-use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait, sender_and_sink,
-    wait_for, wait_for_next, wait_until_settled,
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait, may_make_taps,
+    of_interface, sender_and_sink, wait_for, wait_for_next, wait_until_settled,
 };
 use serde_json::Value;
 
@@ -347,18 +346,14 @@ fn idle_switch_keeps_its_state_without_a_wake_up() {
 
 #[test]
 fn tap_stays_with_its_addresses() {
-    if !Path::new("/dev/net/tun").exists() || !rustix::process::geteuid().is_root() {
-        println!("skipped: TAP interfaces need root and /dev/net/tun");
+    if !may_make_taps() {
         return;
     }
     let dir = Dir::new();
     let tap = format!("pvski{}", std::process::id() % 100_000);
     let ports = [dir.port("a", ""), format!("h=tap:{tap}")];
     let switch = Switch::start(&dir, &["--keep", "--forward", "cross"], &ports);
-    let of = |what: &str| {
-        let text = std::fs::read_to_string(format!("/sys/class/net/{tap}/{what}"));
-        text.unwrap().trim().parse::<u64>().unwrap()
-    };
+    let of = |what: &str| of_interface(&tap, what);
     let (index, changes) = (of("ifindex"), of("carrier_changes"));
     let received = of("statistics/rx_packets");
     let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);

@@ -5,14 +5,13 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::process::Command;
 
 use common::{
-    Dir, Gen, Switch, kill_and_wait, sender_and_sink, upgrade, wait_for, wait_until_settled,
+    Dir, Gen, Switch, kill_and_wait, may_make_taps, of_interface, sender_and_sink, tap_queue,
+    upgrade, wait_for, wait_until_settled,
 };
 
 /// Starts a switch with two descriptors, 3 and 4, of these names.
@@ -101,34 +100,18 @@ fn metrics(at: std::net::SocketAddr) -> std::io::Result<String> {
 
 #[test]
 fn tap_and_tcp_socket_serve_after_upgrades_and_kills() {
-    if !Path::new("/dev/net/tun").exists() || !rustix::process::geteuid().is_root() {
-        println!("skipped: TAP interfaces need root and /dev/net/tun");
+    if !may_make_taps() {
         return;
     }
     let dir = Dir::new();
     let name = format!("pvsst{}", std::process::id() % 100_000);
-    let tap = uplink::open(&uplink::TapOptions {
-        name: name.clone(),
-        netns: None,
-        queues: NonZeroU16::MIN,
-        create: true,
-        persist: None,
-        up: true,
-        mtu: None,
-        mac: None,
-        queue_len: None,
-    });
-    let queue = tap.unwrap().queues[0].try_clone().unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = tcp.local_addr().unwrap();
-    let fds = [("host", queue), ("web", OwnedFd::from(tcp))];
+    let fds = [("host", tap_queue(&name, None)), ("web", OwnedFd::from(tcp))];
     let args = ["--keep", "--http", "fd=web", "--forward", "cross", "--control", &dir.text("ctl")];
     let ports = [dir.port("a", ""), "h=tap:fd=host".into()];
     let switch = start(&dir, fds, &args, &ports);
-    let received = || {
-        let path = format!("/sys/class/net/{name}/statistics/rx_packets");
-        std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
-    };
+    let received = || of_interface(&name, "statistics/rx_packets");
     let before = received();
     let sender = Gen::start(&dir.path("a"), &["--rate", "5k"]);
     switch.wait_up("a", true);

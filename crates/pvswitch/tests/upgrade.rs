@@ -3,11 +3,10 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, sender_and_sink, signal, upgrade,
-    wait_for,
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, may_make_taps, of_interface,
+    sender_and_sink, signal, upgrade, wait_for,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -225,20 +224,6 @@ fn settings_of_the_file_and_of_run_time_are_handed_on() {
 
 fn saved(switch: &Switch) -> String {
     String::from_utf8(switch.ctl(&["save", "-"]).stdout).unwrap()
-}
-
-fn may_make_taps() -> bool {
-    let may = Path::new("/dev/net/tun").exists() && rustix::process::geteuid().is_root();
-    if !may {
-        println!("skipped: TAP interfaces need root and /dev/net/tun");
-    }
-    may
-}
-
-/// A number that the kernel has of an interface.
-fn of_interface(name: &str, what: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"));
-    text.unwrap().trim().parse().unwrap()
 }
 
 #[test]

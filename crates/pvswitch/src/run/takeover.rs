@@ -221,7 +221,7 @@ fn leave_to_manager(socket: &OwnedFd) -> std::io::Result<()> {
     let parent = parent.to_str().and_then(|pid| pid.parse().ok());
     let is_here = |pid: &u32| std::os::unix::process::parent_id() == *pid;
     if let Some(parent) = parent.filter(is_here)
-        && let Ok(process) = crate::keeper::process(parent)
+        && let Ok(process) = crate::keeper::open_process(parent)
         && is_here(&parent)
     {
         os::wait_readable(process.as_fd(), OFFER_MAX)?;

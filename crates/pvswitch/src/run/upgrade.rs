@@ -91,7 +91,7 @@ impl Next {
             match reply {
                 Ok(Reply::Ready) => return Ok(()),
                 Ok(Reply::Started(pid)) => {
-                    let process = crate::keeper::process(pid);
+                    let process = crate::keeper::open_process(pid);
                     let process = process.map_err(|error| failed(&self.program, &error))?;
                     self.left = Some((pid, process));
                 }

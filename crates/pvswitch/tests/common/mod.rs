@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 use std::fs::File;
+use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -383,4 +385,35 @@ pub fn kill_and_wait(switch: &Switch) {
 /// Waits until the process is old enough not to count as one that its state ends.
 pub fn wait_until_settled(switch: &Switch) {
     wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
+}
+
+/// Whether TAP interfaces can be made here; if not, prints that the test is skipped.
+pub fn may_make_taps() -> bool {
+    let may = Path::new("/dev/net/tun").exists() && rustix::process::geteuid().is_root();
+    if !may {
+        println!("skipped: TAP interfaces need root and /dev/net/tun");
+    }
+    may
+}
+
+/// The queue of a new TAP interface, which is up.
+pub fn tap_queue(name: &str, netns: Option<&str>) -> OwnedFd {
+    let tap = uplink::open(&uplink::TapOptions {
+        name: name.into(),
+        netns: netns.map(String::from),
+        queues: NonZeroU16::MIN,
+        create: true,
+        persist: None,
+        up: true,
+        mtu: None,
+        mac: None,
+        queue_len: None,
+    });
+    tap.unwrap().queues[0].try_clone().unwrap()
+}
+
+/// A number that the kernel has of an interface.
+pub fn of_interface(name: &str, what: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"));
+    text.unwrap().trim().parse().unwrap()
 }
