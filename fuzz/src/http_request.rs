@@ -49,7 +49,7 @@ pub fn explore(data: &[u8]) -> Seen {
     assert_eq!(decode(bytes.0.chunks(1), &mut seen), all, "byte by byte");
     for step in &all {
         match step {
-            Step::Request(incoming) => found(incoming, &mut seen),
+            Step::Request(incoming) => check_request(incoming, &mut seen),
             Step::Invalid(problem) => {
                 assert!(!problem.detail.is_empty() && !problem.remedy.is_empty());
                 seen.invalid.insert(problem.status);
@@ -90,7 +90,7 @@ fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>, seen: &mut Seen) -> Vec<Ste
 }
 
 /// Checks a request.
-fn found(incoming: &Incoming, seen: &mut Seen) {
+fn check_request(incoming: &Incoming, seen: &mut Seen) {
     seen.requests += 1;
     assert!(incoming.body.len() <= BODY_MAX && incoming.target.len() < HEAD_MAX);
     assert_eq!(again(incoming), *incoming);

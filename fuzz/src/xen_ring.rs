@@ -111,7 +111,8 @@ impl Page<'_> {
         self.write(at, &self.image[from..self.image.len().min(from + len)]);
     }
 
-    fn attached<T>(&mut self, half: Result<T, ring::xen::AttachError>) -> Option<T> {
+    /// Returns an attached half, or records why it could not be attached.
+    fn record_attach<T>(&mut self, half: Result<T, ring::xen::AttachError>) -> Option<T> {
         let error = half.as_ref().err().map(|error| format!("Attach{}", name(error)));
         self.seen.faults.extend(error);
         half.ok()
@@ -133,7 +134,7 @@ fn assert_stopped(fault: Option<Malformed>, armed: Armed) {
 fn tx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
     let mut front = FrontTx::starting_at(page.area.clone(), start);
     page.overlay(overlaid);
-    let Some(mut back) = page.attached(BackTx::attach(page.area.clone())) else { return };
+    let Some(mut back) = page.record_attach(BackTx::attach(page.area.clone())) else { return };
     let (mut packet, mut fault, mut lost) = (TxPacket::new(), None, false);
     let mut free: Vec<u16> = (0..u16::try_from(front.size()).expect("small")).collect();
     for op in ops {
@@ -218,7 +219,7 @@ fn check_tx(packet: &TxPacket, kind: Packet, size: u32) {
 fn rx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
     let mut front = FrontRx::starting_at(page.area.clone(), start);
     page.overlay(overlaid);
-    let Some(mut back) = page.attached(BackRx::attach(page.area.clone())) else { return };
+    let Some(mut back) = page.record_attach(BackRx::attach(page.area.clone())) else { return };
     let (mut packet, mut fault, mut lost) = (RxPacket::new(), None, false);
     let mut posted = 0;
     for op in ops {
@@ -294,7 +295,7 @@ fn check_rx(packet: &RxPacket) -> u32 {
 fn ctrl(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
     let mut front = FrontCtrl::starting_at(page.area.clone(), start);
     page.overlay(overlaid);
-    let Some(mut back) = page.attached(BackCtrl::attach(page.area.clone())) else { return };
+    let Some(mut back) = page.record_attach(BackCtrl::attach(page.area.clone())) else { return };
     let (mut held, mut fault) = (0, None);
     for op in ops {
         match op & 15 {

@@ -614,7 +614,7 @@ impl Generator {
         if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
             all.extend(more);
             if let Some(replay) = &self.replay {
-                replay.amend(all);
+                replay.add_to_report(all);
             }
         }
         if self.json {

@@ -26,12 +26,9 @@ impl Origin {
         self.merge(file)
     }
 
-    /// As [`load`](Self::load), of a running switch: a file without a key is an error, because it
-    /// is more likely being written than meant to remove all ports.
-    pub fn load_again(
-        &self,
-        path: &std::path::Path,
-    ) -> Result<(Config, Option<PathBuf>), Problems> {
+    /// Loads the configuration of a running switch: as [`load`](Self::load), but a file without a
+    /// key is an error, because it is more likely being written than meant to remove all ports.
+    pub fn reload(&self, path: &std::path::Path) -> Result<(Config, Option<PathBuf>), Problems> {
         let file = File::load(path)?;
         if file.empty {
             let what = format!(

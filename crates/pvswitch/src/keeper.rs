@@ -234,7 +234,7 @@ impl Keeper {
             // After that: what it sent at last.
             self.handle_all(running);
             if running.pid == before && has_ended {
-                return running.ended();
+                return running.reap();
             }
             if (running.pid, running.is_open) != (before, was_open) {
                 epoll = self.watch(running)?;
@@ -290,8 +290,8 @@ impl Running {
         }
     }
 
-    /// Its process has ended.
-    fn ended(&mut self) -> Result<Ended, AnyError> {
+    /// Waits for its process, which has ended, and returns how.
+    fn reap(&mut self) -> Result<Ended, AnyError> {
         let own = match self.pid == self.child.id() {
             true => Some(self.child.wait()?),
             false => None,

@@ -34,7 +34,7 @@ const INTERVAL_S: (f64, f64) = (0.1, 3600.0);
 /// Width of `--once` without a terminal.
 const PLAIN_WIDTH: usize = 120;
 /// Minimum number of lines for the selected port's page beneath the list.
-const BENEATH_MIN: usize = 14;
+const LOWER_PANE_MIN: usize = 14;
 /// Longest filter.
 const FILTER_MAX: usize = 40;
 /// Maximum share of the screen for workers.
@@ -285,7 +285,7 @@ impl App {
         }
         frame.render_widget(lines, rest);
         let foot = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..area };
-        frame.render_widget(Paragraph::new(self.foot(width)), foot);
+        frame.render_widget(Paragraph::new(self.footer(width)), foot);
     }
 
     /// The second line: whether the switch replies.
@@ -314,7 +314,7 @@ impl App {
                 let room = room.saturating_sub(heads.len());
                 top.extend(heads);
                 let mut lines = self.list(&ports, lines, room, width);
-                lines.extend(self.beneath(&ports, width, room.saturating_sub(lines.len())));
+                lines.extend(self.lower_pane(&ports, width, room.saturating_sub(lines.len())));
                 return lines;
             }
         };
@@ -354,10 +354,10 @@ impl App {
         lines.into_iter().map(|(_, line)| line).skip(self.scroll).take(room).collect()
     }
 
-    /// The selected port's page beneath the list, where the screen has room for most of it.
-    fn beneath(&self, ports: &[sample::Port], width: usize, room: usize) -> Vec<Line<'static>> {
+    /// The selected port's page below the list, if the screen has room for most of it.
+    fn lower_pane(&self, ports: &[sample::Port], width: usize, room: usize) -> Vec<Line<'static>> {
         let selected = ports.iter().find(|port| port.name == self.selected);
-        let Some(port) = selected.filter(|_| room >= BENEATH_MIN) else { return Vec::new() };
+        let Some(port) = selected.filter(|_| room >= LOWER_PANE_MIN) else { return Vec::new() };
         let blank = std::iter::once(Line::raw(""));
         blank.chain(view::detail(port, width)).take(room).collect()
     }
@@ -372,7 +372,8 @@ impl App {
         }
     }
 
-    fn foot(&self, width: usize) -> Line<'static> {
+    /// The last line: the keys of the page, and the number of ports.
+    fn footer(&self, width: usize) -> Line<'static> {
         let typed = format!("/{}_  Enter done  Esc all ports", self.filter);
         let keys = match self.page {
             _ if self.is_typing => &typed,

@@ -27,7 +27,7 @@ fn pass(world: &mut World, frames: &Frames, n: usize) {
         for _ in 0..10_000 {
             world.guest.post(usize::MAX);
             world.round(true);
-            found.extend(world.guest.found());
+            found.extend(world.guest.take_received());
             if found.len() >= some.len() {
                 break;
             }
@@ -88,7 +88,7 @@ fn port_with_rules_is_not_read_directly() {
             while world.seen.drops_spoofed_mac.get() < 20 {
                 world.round(true);
             }
-            assert!(world.guest.found().is_empty());
+            assert!(world.guest.take_received().is_empty());
         }
         assert_eq!(world.seen.direct.get(), direct);
         world.forwarder.set_tenants(None);
@@ -155,7 +155,7 @@ fn frame_with_too_few_buffers_is_held_and_not_truncated() {
             }
             world.round(true);
             if round % 5 == 0 {
-                found.extend(world.guest.found());
+                found.extend(world.guest.take_received());
             }
             if found.len() == frames.len() {
                 break;
@@ -178,7 +178,7 @@ fn frame_larger_than_any_buffer_is_dropped_and_counted() {
     world.guest.post(usize::MAX);
     world.drain();
     sent.remove(5);
-    check(&sent, &world.guest.found());
+    check(&sent, &world.guest.take_received());
     assert_eq!(world.got.drops_too_long.get(), 1);
 }
 
@@ -197,11 +197,11 @@ fn guest_that_disconnects_under_traffic_loses_only_its_frames() {
         } else {
             world.leave();
         }
-        let before = world.guest.found().len() as u64;
+        let before = world.guest.take_received().len() as u64;
         for _ in 0..200 {
             world.round(true);
         }
-        assert_eq!(world.guest.found().len(), 0, "it has disconnected");
+        assert_eq!(world.guest.take_received().len(), 0, "it has disconnected");
         let lost = world.seen.drops_no_port.get()
             + world.got.drops_down.get()
             + world.got.drops_held_down.get();
@@ -242,7 +242,7 @@ fn guest_with_fewer_offloads_gets_frames_that_need_no_others() {
         world.send(&[tso(LONGEST, 1)]);
         world.guest.post(usize::MAX);
         world.drain();
-        let found = world.guest.found();
+        let found = world.guest.take_received();
         let payload: usize = found.iter().map(|(_, frame)| frame.len() - 54).sum();
         assert_eq!(payload, LONGEST - 54, "all of it, in {} frames", found.len());
         assert!(found.iter().all(|(hdr, frame)| takes.take(hdr) && frame.len() <= longest));
@@ -263,7 +263,7 @@ fn frames_queued_before_offloads_changed_are_segmented() {
     world.set_offloads(asks);
     world.guest.post(usize::MAX);
     world.drain();
-    let found = world.guest.found();
+    let found = world.guest.take_received();
     assert!(found.iter().all(|(hdr, _)| hdr.is_plain()));
     let payload: usize = found.iter().map(|(_, frame)| frame.len() - 54).sum();
     assert_eq!(payload, 2 * (30_000 - 54));

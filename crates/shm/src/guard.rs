@@ -175,7 +175,8 @@ impl Watch {
     }
 }
 
-fn locked<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
+/// Calls `act` with the lock held.
+fn with_lock<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
     act(&mut WATCH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -186,7 +187,7 @@ fn locked<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
 /// [`MapError::Unguarded`]: no memory of peers can be mapped, because the process could not
 /// survive losing it.
 pub fn prepare() -> Result<(), MapError> {
-    locked(|watch| {
+    with_lock(|watch| {
         if !watch.ready {
             let made = sys::substitute_fd(SUBSTITUTE_LEN).and_then(|fd| {
                 rehearse(&fd)?;
@@ -244,14 +245,14 @@ fn install() -> io::Result<()> {
 pub(crate) fn watch(start: usize, len: usize) -> Watched {
     let faults = Arc::new(AtomicU32::new(0));
     let node = Node::new(start, start + len, Arc::clone(&faults));
-    locked(|watch| watch.publish(with(&watch.tree, &node)));
+    with_lock(|watch| watch.publish(with(&watch.tree, &node)));
     Watched { faults }
 }
 
 /// Unregisters the mapping at `start`, which is still mapped but no longer accessed. False: its
 /// substitute still holds what was written to it.
 pub(crate) fn forget(start: usize, len: usize, watched: &Watched) -> bool {
-    locked(|watch| watch.publish(without(&watch.tree, start)));
+    with_lock(|watch| watch.publish(without(&watch.tree, start)));
     // Free memory and data before the address can be reused.
     !watched.is_lost() || sys::punch(SUBSTITUTE.load(Ordering::Acquire), start, len).is_ok()
 }

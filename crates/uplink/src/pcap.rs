@@ -86,7 +86,7 @@ impl<W: Write> PcapWriter<W> {
         self.time(at_ns);
         self.u32(bytes.len() as u32);
         self.u32(len);
-        self.padded(bytes);
+        self.write_padded(bytes);
         let flags: u32 = match direction {
             Direction::Ingress => 0b01,
             Direction::Egress => 0b10,
@@ -138,10 +138,11 @@ impl<W: Write> PcapWriter<W> {
         let value = &value[..value.len().min(usize::from(u16::MAX))];
         self.u16(code);
         self.u16(value.len() as u16);
-        self.padded(value);
+        self.write_padded(value);
     }
 
-    fn padded(&mut self, bytes: &[u8]) {
+    /// Appends `bytes`, padded to 32 bits.
+    fn write_padded(&mut self, bytes: &[u8]) {
         self.block.extend_from_slice(bytes);
         self.block.resize(self.block.len().next_multiple_of(4), 0);
     }

@@ -209,7 +209,7 @@ impl BackendRequests {
     }
 
     /// Notifies of a change of the configuration space: link state or MTU (CONFIG_CHANGE_MSG).
-    pub fn config_changed(&self) {
+    pub fn notify_config_change(&self) {
         self.channel.config_changed.store(1, Ordering::Release);
         self.flush();
     }

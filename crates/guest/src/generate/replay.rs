@@ -50,7 +50,7 @@ impl Replay {
     }
 
     /// Removes totals that are unknown because frames were not read, and adds poll counts.
-    pub fn amend(&self, report: &mut Map<String, Value>) {
+    pub fn add_to_report(&self, report: &mut Map<String, Value>) {
         for key in ["received_bytes", "received_bps", "lost_frames", "late_frames"] {
             report.insert(key.into(), Value::Null);
         }

@@ -163,7 +163,7 @@ pub fn many(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// The size and the call fd of a ring set repeatedly, with a new descriptor each time.
 pub fn leaks(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         for n in 0..1000_u32 {
             let number = u64::from(n % 2).to_ne_bytes().to_vec();
             let event = os::eventfd()?;

@@ -16,7 +16,7 @@ fn flood(
     attack: &mut Attack<'_>,
     messages: impl Fn(&Raw, u64) -> (R, Vec<u8>, bool),
 ) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let mut n = 0;
         while attack.on() {
             let (request, payload, with_event) = messages(&raw, n);
@@ -93,7 +93,7 @@ pub fn connections(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Connections that start rings, break them, and reconnect at once.
 pub fn returns(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         raw.chain(TX, &[(0x10, 160, INDIRECT)]);
         attack.tally.attempts += 1;
         attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(10)));
@@ -103,7 +103,7 @@ pub fn returns(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Kicks without new buffers.
 pub fn notifications(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         while attack.on() && !raw.is_closed(Duration::ZERO) {
             (0..1000).for_each(|_| raw.kick());
             attack.tally.attempts += 1000;
@@ -129,7 +129,7 @@ fn small_segments(attack: &Attack<'_>, raw: &Raw, len: u32) -> u32 {
 
 /// Frames of 64 KiB in segments of 64 bytes, to all ports.
 pub fn segments(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         let len = small_segments(attack, &raw, 65_000);
         let chain = [Buf { addr: BUFFERS, len, write: false }];

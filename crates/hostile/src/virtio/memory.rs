@@ -75,7 +75,7 @@ pub fn many_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Chains whose buffers each span all of 508 adjacent regions.
 pub fn spanning_chains(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let from = Instant::now();
         let file = memfd(REGIONS * SMALL)?;
         let added = add_regions(&raw, &file);
@@ -158,7 +158,7 @@ pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Frames of 128 one-byte pieces on distinct pages of a file, which are hole-punched repeatedly.
 pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);
         let piece = |i: u64| Buf { addr: BUFFERS + i * 4096, len: 1, write: false };
@@ -177,7 +177,7 @@ pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Hole-punching as in [`punched`], without a frame or a kick: it costs the switch nothing, and is
 /// a control for what [`punched`] costs others that share its CPU.
 pub fn punching(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         while attack.on() && !raw.is_closed(Duration::ZERO) {
             punch(&raw, PIECES)?;
             attack.tally.attempts += 1;
@@ -195,7 +195,7 @@ fn punch(raw: &Raw, pages: u64) -> Result<(), Error> {
 /// The receive buffers' file is truncated while the transmit ring is idle: frames are lost.
 pub fn truncated_receive(attack: &mut Attack<'_>) -> Result<(), Error> {
     let len = 1_u64 << 30;
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let file = memfd(len)?;
         let at = GUEST + LEN;
         let region = MemRegion { guest_addr: at, size: len, user_addr: USER + LEN, mmap_offset: 0 };
@@ -228,7 +228,7 @@ pub fn truncated_receive(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Memory truncated while rings run.
 pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         raw.chain(TX, &[(BUFFERS, 100, 0)]);
         raw.file.set_len(0)?;
         raw.kick();
@@ -240,7 +240,7 @@ pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Tables swapped while one thread truncates and restores their files, and rings are in use.
 pub fn races(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let over = AtomicBool::new(false);
         let mut others = Vec::new();
         for target in attack.targets.clone().iter().skip(1) {
@@ -400,7 +400,7 @@ pub fn bad_places(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Chains whose buffers overlap the rings: received frames overwrite these.
 pub fn overlapping(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let Some(mut tx) = raw.driver(TX) else { continue };
         attack.announce(&raw, &mut tx);
         let parts: Vec<(u64, u32, u16)> =

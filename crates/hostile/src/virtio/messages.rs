@@ -59,7 +59,7 @@ fn payload(n: usize, border: u64) -> Vec<u8> {
 }
 
 /// Advances a connection to `state`: no message, negotiated, memory shared, rings running.
-fn bring(raw: &Raw, state: usize) -> bool {
+fn advance_to(raw: &Raw, state: usize) -> bool {
     (state < 1 || raw.negotiate(FEATURES))
         && (state < 2 || raw.share())
         && (state < 3 || raw.ring(RX) && raw.ring(TX))
@@ -72,7 +72,7 @@ pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
     let mut n = 0_usize;
     loop {
         let Some(raw) = attack.raw()? else { return Ok(()) };
-        if !bring(&raw, n % 4) {
+        if !advance_to(&raw, n % 4) {
             attack.tally.turned_away += 1;
             attack.rest(Duration::from_millis(1));
         }
@@ -99,7 +99,7 @@ pub fn half_messages(attack: &mut Attack<'_>) -> Result<(), Error> {
     let message = Message::request(R::SET_MEM_TABLE, table, true).to_bytes();
     for len in (1..message.len()).cycle() {
         let Some(raw) = attack.raw()? else { return Ok(()) };
-        let up = len % 2 == 0 && bring(&raw, 3);
+        let up = len % 2 == 0 && advance_to(&raw, 3);
         let _ = os::send(raw.stream.as_fd(), &message[..len], &[raw.file.as_fd()]);
         attack.tally.attempts += 1;
         if up {
@@ -112,7 +112,7 @@ pub fn half_messages(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Invalid ring sizes and bases.
 pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
-        if !bring(&raw, 2) {
+        if !advance_to(&raw, 2) {
             attack.tally.turned_away += 1;
             continue;
         }
@@ -141,7 +141,7 @@ pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Ring numbers that are valid only when truncated to 8 or 16 bits.
 pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
-        if !bring(&raw, 3) {
+        if !advance_to(&raw, 3) {
             attack.tally.turned_away += 1;
             continue;
         }
@@ -169,7 +169,7 @@ pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
         // VHOST_F_LOG_ALL.
         let features = FEATURES | 1 << 26;
-        if !raw.negotiate(features) && !bring(&raw, 1) {
+        if !raw.negotiate(features) && !advance_to(&raw, 1) {
             attack.tally.turned_away += 1;
             continue;
         }
@@ -187,7 +187,7 @@ pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
 pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
     let file = memfd(1 << 20)?;
     'connection: while let Some(raw) = attack.raw()? {
-        if !bring(&raw, 1) {
+        if !advance_to(&raw, 1) {
             attack.tally.turned_away += 1;
             continue;
         }
@@ -211,7 +211,7 @@ pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Sessions of a crypto device, which this back-end is not.
 pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
-        if !bring(&raw, 3) {
+        if !advance_to(&raw, 3) {
             attack.tally.turned_away += 1;
             continue;
         }
@@ -229,7 +229,7 @@ pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// The size of a ring changed while it runs, and its memory removed.
 pub fn changed_while_running(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let region = MemRegion { guest_addr: GUEST, size: 4096, user_addr: USER, mmap_offset: 0 };
         let file = memfd(4096)?;
         let table = MemRegion::table_to_bytes(&[region]);

@@ -17,7 +17,7 @@ const SHORT: u16 = 600;
 
 /// A receiver whose address the switch has learned, with its receive queue.
 fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error> {
-    let Some(raw) = attack.started()? else { return Ok(None) };
+    let Some(raw) = attack.connect_and_start()? else { return Ok(None) };
     if let Some(mut tx) = raw.driver(TX) {
         attack.announce(&raw, &mut tx);
     }

@@ -169,7 +169,7 @@ struct Sent {
 
 /// Sends invalid frames on one connection.
 fn send_each(attack: &mut Attack<'_>, frames: &[Sent]) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         let mut used = Vec::new();
         for (n, sent) in frames.iter().cycle().enumerate() {
@@ -251,7 +251,7 @@ pub fn short_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Chains of as many one-byte pieces as are legal.
 pub fn many_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);
         let bufs = vec![Buf { addr: BUFFERS, len: 1, write: false }; usize::from(SIZE) - 1];
@@ -262,7 +262,7 @@ pub fn many_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// A thread rewrites descriptors, indices and frames while they are used.
 pub fn rewritten(attack: &mut Attack<'_>) -> Result<(), Error> {
-    while let Some(raw) = attack.started()? {
+    while let Some(raw) = attack.connect_and_start()? {
         let over = AtomicBool::new(false);
         let mut attempts = 0;
         std::thread::scope(|scope| {

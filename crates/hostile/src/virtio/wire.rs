@@ -294,7 +294,7 @@ impl Attack<'_> {
     }
 
     /// Connects and starts both rings; `None` when time is over.
-    pub fn started(&mut self) -> Result<Option<Raw>, Error> {
+    pub fn connect_and_start(&mut self) -> Result<Option<Raw>, Error> {
         while let Some(raw) = self.raw_at(&self.target())? {
             if raw.negotiate(FEATURES) && raw.share() && raw.ring(RX) && raw.ring(TX) {
                 self.begin();
@@ -328,7 +328,7 @@ impl Attack<'_> {
     /// Runs all `ways` in turn, each on a fresh connection, until time is over.
     pub fn break_rings(&mut self, ways: &[fn(&Raw)]) -> Result<(), Error> {
         for way in ways.iter().cycle() {
-            let Some(raw) = self.started()? else { return Ok(()) };
+            let Some(raw) = self.connect_and_start()? else { return Ok(()) };
             way(&raw);
             self.tally.attempts += 1;
             self.tally.ended += u64::from(raw.is_closed(Duration::from_millis(10)));

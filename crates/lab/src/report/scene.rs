@@ -162,11 +162,19 @@ impl Scene {
 
     /// Adds horizontal text.
     pub fn words(&mut self, text: &str, at: Spot, anchor: Anchor, size: f32, ink: Ink) {
-        self.turned(text, at, anchor, size, ink, 0.0);
+        self.rotated_text(text, at, anchor, size, ink, 0.0);
     }
 
     /// Adds rotated text.
-    pub fn turned(&mut self, text: &str, at: Spot, anchor: Anchor, size: f32, ink: Ink, turn: f32) {
+    pub fn rotated_text(
+        &mut self,
+        text: &str,
+        at: Spot,
+        anchor: Anchor,
+        size: f32,
+        ink: Ink,
+        turn: f32,
+    ) {
         let text = font::spelled(text);
         self.items.push(Item::Words(Words { at, anchor, turn, size, ink, text }));
     }

@@ -297,7 +297,7 @@ fn switch(
 }
 
 /// Counts for `seconds` after a warm-up, with the figures that all cells have.
-fn measured(switch: &Switch, seconds: f64) -> Result<(Count, Figures), Fail> {
+fn measure_workers(switch: &Switch, seconds: f64) -> Result<(Count, Figures), Fail> {
     sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
     let window = Window::open(switch, &[])?;
@@ -346,7 +346,7 @@ fn requests(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, 
     switch.wait_up_while(1 + ports.len(), || {
         clients.iter_mut().chain(&mut flooder).try_for_each(Gen::check)
     })?;
-    let (count, mut figures) = measured(&switch, run.seconds)?;
+    let (count, mut figures) = measure_workers(&switch, run.seconds)?;
     if flooder.is_some() {
         let name = &ports[1 + CLIENTS].name;
         figures.insert("flood", count.per_second(count.ingress(name, "frames")));
@@ -401,7 +401,7 @@ fn floods(
     let mut floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
     switch.wait_up_while(1 + ports.len(), || floods.iter_mut().try_for_each(Gen::check))?;
     let _hogs = hogs()?;
-    let (count, mut figures) = measured(&switch, run.seconds)?;
+    let (count, mut figures) = measure_workers(&switch, run.seconds)?;
     switch.check()?;
     // Counters are summed by prefix: no port's name is a prefix of another's.
     let each = |counter: &str| -> Vec<f64> {

@@ -103,7 +103,7 @@ impl Process {
 
     /// Returns an error with the end of its log if it has exited.
     pub fn check(&mut self) -> Result<(), Fail> {
-        match self.exited()? {
+        match self.try_wait()? {
             Some(status) => Err(self.fail(&format!("ended early ({status})"))),
             None => Ok(()),
         }
@@ -116,7 +116,7 @@ impl Process {
         loop {
             // Read before the check: this process may be suspended in between.
             let late = Instant::now() >= by;
-            match self.exited()? {
+            match self.try_wait()? {
                 None if late => return Err(self.fail("did not exit after SIGTERM")),
                 None => std::thread::sleep(Duration::from_millis(2)),
                 Some(status) if status.success() => return Ok(()),
@@ -133,7 +133,8 @@ impl Process {
         serde_json::from_str(last).map_err(|error| self.fail(&format!("printed no JSON ({error})")))
     }
 
-    fn exited(&mut self) -> Result<Option<ExitStatus>, Fail> {
+    /// Returns its exit status; `None`: it runs.
+    fn try_wait(&mut self) -> Result<Option<ExitStatus>, Fail> {
         let status = self.child.try_wait();
         status.map_err(|error| self.fail(&format!(": waiting failed ({error})")))
     }

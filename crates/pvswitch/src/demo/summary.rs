@@ -237,7 +237,7 @@ fn wrap(text: &str) -> String {
     let mut out = String::new();
     let mut line = String::new();
     // A number is not separated from its unit.
-    for word in glue(text) {
+    for word in unbreakable_words(text) {
         if !line.is_empty() && line.len() + word.len() + 3 > WIDTH {
             let _ = writeln!(out, "  {line}");
             line.clear();
@@ -251,7 +251,8 @@ fn wrap(text: &str) -> String {
     out
 }
 
-fn glue(text: &str) -> Vec<String> {
+/// Splits `text` at white space, except between a number and its unit.
+fn unbreakable_words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         let unit = word.trim_end_matches([',', '.', ';', ':', ')']);

@@ -288,12 +288,12 @@ impl System {
         }
         match self.store_changes(&mut keep) {
             Ok(()) => self.keep = Some(keep),
-            Err(error) => self.lose_keep(keep, &error),
+            Err(error) => self.disable_keep(keep, &error),
         }
     }
 
-    /// The store does not work: what is in it is outdated from now on.
-    fn lose_keep(&mut self, mut keep: Keep, error: &dyn std::fmt::Display) {
+    /// Removes all records from a store that does not work, because they are outdated from now on.
+    fn disable_keep(&mut self, mut keep: Keep, error: &dyn std::fmt::Display) {
         tracing::error!(
             "cannot keep the switch's state: {error}; if this process is killed, guests must \
              reconnect"
@@ -378,7 +378,7 @@ impl System {
         if let Some(keeper) = keep.keeper() {
             let _ = post(keeper, MOVED, &format!("{pid} {}", program.display()), None);
         } else {
-            self.manager.moved(pid);
+            self.manager.report_main_pid(pid);
             let _ = super::manager::barrier();
         }
     }
@@ -389,7 +389,7 @@ impl System {
             self.unwatch(fd.as_fd(), &super::Event::Keeper);
         }
         if let Some(keep) = self.keep.take() {
-            self.lose_keep(keep, &"the keeper process has ended");
+            self.disable_keep(keep, &"the keeper process has ended");
         }
     }
 

@@ -112,7 +112,7 @@ impl Manager {
     }
 
     /// Reports that another process is the service's main one from now on.
-    pub(super) fn moved(&self, pid: u32) {
+    pub(super) fn report_main_pid(&self, pid: u32) {
         if self.exists {
             send(&[NotifyState::MainPid(pid)]);
         }

@@ -126,7 +126,7 @@ impl System {
                         --config FILE";
             return Err(RunError::Conflict(what.into()));
         };
-        let (wanted, include) = self.options.origin.load_again(&path)?;
+        let (wanted, include) = self.options.origin.reload(&path)?;
         let diff = self.config.diff(&wanted);
         let mut report = report(&diff);
         report["file"] = path.display().to_string().into();

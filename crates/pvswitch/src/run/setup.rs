@@ -34,7 +34,7 @@ pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunEr
     raise_descriptor_limit();
     guard_memory();
     let takeover = start.takeover.as_mut();
-    let mut inherited = takeover.map(Takeover::inherited).transpose()?.unwrap_or_default();
+    let mut inherited = takeover.map(Takeover::take_inherited).transpose()?.unwrap_or_default();
     inherited.activated.append(&mut start.activated);
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
     let mut system = System::new(options, inherited, start.keep.take())?;

@@ -43,7 +43,7 @@ impl System {
     pub(super) fn start_http(&mut self) -> Result<(), RunError> {
         let Some(address) = self.options.http.clone() else { return Ok(()) };
         let permissions = self.options.http_access.permissions("http");
-        let inherited = self.inherited_http()?;
+        let inherited = self.take_http()?;
         let permissions = permissions.map_err(RunError::Request)?;
         let server = http::Server::start(&address, &permissions, inherited)?;
         self.watch(server.as_fd(), Event::Http)?;

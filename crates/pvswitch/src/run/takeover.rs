@@ -165,14 +165,15 @@ impl Takeover {
         }
     }
 
-    pub(super) fn inherited(&mut self) -> Result<Inherited, RunError> {
+    /// Takes what the previous process handed over, and adopts the costs that it measured.
+    pub(super) fn take_inherited(&mut self) -> Result<Inherited, RunError> {
         // To measure them again takes longer than all the rest.
         let [wake, wake_late, nap, nap_late] = self.offer.costs_ns.map(Ns::new);
         crate::cost::adopt(Costs { wake, wake_late, nap, nap_late });
-        self.take_inherited().map_err(|e| error(&e))
+        self.import_inherited().map_err(|e| error(&e))
     }
 
-    fn take_inherited(&mut self) -> Result<Inherited, ImportError> {
+    fn import_inherited(&mut self) -> Result<Inherited, ImportError> {
         let Self { offer, fds, .. } = self;
         let mut all = Inherited::default();
         if let Some(keep) = offer.keep.take() {

@@ -154,7 +154,7 @@ impl System {
         next.took_over = true;
         let pid = next.pid();
         tracing::info!("handed over to process {pid} ({})", program.display());
-        self.manager.moved(pid);
+        self.manager.report_main_pid(pid);
         self.publish(api::event::Event::Upgrade { pid });
         self.handed_over = true;
         self.stop = true;

@@ -323,7 +323,7 @@ impl System {
     /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
     fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
-            (Ok(()), Some(bus)) => bus.bus.found(&mut bus.home),
+            (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.home),
             (Err(failure), _) => Err(failure),
             (Ok(()), None) => return,
         };

@@ -146,7 +146,7 @@ pub fn all(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     all.extend(errors(port));
     all.extend(waiting(seen, name));
     all.extend(elsewhere(seen, name));
-    all.extend(silence(seen, name));
+    all.extend(unused_directions(seen, name));
     all.sort_by(|a, b| a.rank.cmp(&b.rank).then(b.per_second.total_cmp(&a.per_second)));
     if all.iter().all(|finding| finding.rank == Rank::Note) {
         let what = "nothing at this switch prevents frames from it, or to it";
@@ -505,8 +505,8 @@ fn elsewhere(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     seen.others(name).into_iter().filter_map(finding).collect()
 }
 
-/// Ways without any frame since the port was added.
-fn silence(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+/// Directions without any frame since the port was added.
+fn unused_directions(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     if seen.port(name)["up"] != true {
         return Vec::new();
     }

@@ -161,8 +161,8 @@ impl Guest {
         posted
     }
 
-    /// Frames published since the last call, with their headers; posts no chains.
-    pub fn found(&mut self) -> Vec<(VnetHdr, Vec<u8>)> {
+    /// Takes the frames published since the last call, with their headers; posts no chains.
+    pub fn take_received(&mut self) -> Vec<(VnetHdr, Vec<u8>)> {
         let mut used = Vec::new();
         self.driver.take_used(usize::MAX, &mut used).unwrap();
         let mut parts = used.iter().map(|used| {

@@ -295,7 +295,7 @@ impl Forwarder {
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
         let (done, fault) = if self.is_measured(egress, now) {
-            self.measured(to.id, egress, &burst, now, |this| {
+            self.put_and_measure(to.id, egress, &burst, now, |this| {
                 this.put(&mut *to.queue, egress, &from, &picks, &burst)
             })
         } else {

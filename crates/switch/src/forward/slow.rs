@@ -109,7 +109,7 @@ impl Forwarder {
     }
 
     /// Whether deliveries to `egress` go through [`put_slow`](Self::put_slow) or
-    /// [`measured`](Self::measured).
+    /// [`put_and_measure`](Self::put_and_measure).
     #[inline]
     pub(super) fn is_measured(&self, egress: &EgressQueue, now: Instant) -> bool {
         self.slow.measures || egress.is_slow(now)
@@ -131,7 +131,7 @@ impl Forwarder {
         now: Instant,
     ) -> (usize, Option<Fault>) {
         let (egress, senders) = (to.egress, Senders::One(&from.stats));
-        self.measured(to.id, egress, burst, now, |this| {
+        self.put_and_measure(to.id, egress, burst, now, |this| {
             this.put(&mut *to.queue, egress, &senders, &group.picks, burst)
         })
     }
@@ -156,7 +156,7 @@ impl Forwarder {
             private.push_private(&bytes, burst.frames[i].hdr);
             private.snapshot();
             let senders = Senders::One(&from.stats);
-            let put = self.measured(to.id, egress, &private, now, |this| {
+            let put = self.put_and_measure(to.id, egress, &private, now, |this| {
                 this.put(&mut *to.queue, egress, &senders, &[0], &private)
             });
             fault = put.1;
@@ -179,7 +179,7 @@ impl Forwarder {
     /// Puts frames of `burst`, which are private, by `put`, and measures it: the queue is slow from
     /// now on if its frames were long by page faults.
     #[cold]
-    pub(super) fn measured(
+    pub(super) fn put_and_measure(
         &mut self,
         at: QueueId,
         egress: &EgressQueue,

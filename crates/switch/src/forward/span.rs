@@ -158,7 +158,7 @@ impl Forwarder {
         } else if self.is_measured(egress, now) {
             // One frame, if its peer's memory made deliveries long.
             let picks = if egress.is_slow(now) { &picks[..1] } else { &picks[..] };
-            self.measured(to.id, egress, &burst, now, |this| {
+            self.put_and_measure(to.id, egress, &burst, now, |this| {
                 this.put(&mut *to.queue, egress, &from, picks, &burst)
             })
         } else {

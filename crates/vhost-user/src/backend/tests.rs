@@ -519,7 +519,7 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
     });
     setup.call.unwrap().signal();
     setup.err.unwrap().signal();
-    rig.backend.requests().unwrap().config_changed();
+    rig.backend.requests().unwrap().notify_config_change();
     let mut bytes = [0; 64];
     let n = rustix::io::read(&read, &mut bytes).unwrap();
     let call = Message::request(4_u32, st(1, 0), false).to_bytes();

@@ -292,7 +292,7 @@ impl Session {
     }
 
     fn watch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (name, path, token) = self.watched(payload)?;
+        let (name, path, token) = self.parse_watch(payload)?;
         if self.watches.iter().any(|w| w.path == path && w.token == token) {
             return Err(Errno::Eexist);
         }
@@ -304,14 +304,14 @@ impl Session {
     }
 
     fn unwatch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (_, path, token) = self.watched(payload)?;
+        let (_, path, token) = self.parse_watch(payload)?;
         let at = self.watches.iter().position(|w| w.path == path && w.token == token);
         self.watches.remove(at.ok_or(Errno::Enoent)?);
         Ok(b"OK\0".to_vec())
     }
 
     /// Parses a watch: its path as given, its absolute path, and its token.
-    fn watched(&self, payload: &[u8]) -> Result<(String, String, Vec<u8>), Errno> {
+    fn parse_watch(&self, payload: &[u8]) -> Result<(String, String, Vec<u8>), Errno> {
         let strings = wire::strings(payload).ok_or(Errno::Einval)?;
         let [name, token] = strings[..] else { return Err(Errno::Einval) };
         let special = [b"@introduceDomain".as_slice(), b"@releaseDomain"].contains(&name);

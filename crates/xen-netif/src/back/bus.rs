@@ -136,9 +136,9 @@ impl<P: Plug> Bus<P> {
         self.vifs.values().filter_map(Handshake::due).min()
     }
 
-    /// Vifs that are online in xenstore and not served. Empty unless something changed since the
-    /// last call.
-    pub fn found<T: Tree>(&mut self, store: &mut T) -> Result<Vec<VifId>, Failure> {
+    /// Returns vifs that are online in xenstore and not served. Empty unless something changed
+    /// since the last call.
+    pub fn take_found<T: Tree>(&mut self, store: &mut T) -> Result<Vec<VifId>, Failure> {
         let mut found = Vec::new();
         if !std::mem::take(&mut self.changed) {
             return Ok(found);

@@ -164,7 +164,7 @@ impl Frame {
         let mut label = |text: &str, x: f32, turn: f32, ink: Ink| {
             let fits = font::width(text, size) <= bottom - top;
             let size = if fits { size } else { size * 0.8 };
-            scene.turned(text, (x, middle), Anchor::Middle, size, ink, turn);
+            scene.rotated_text(text, (x, middle), Anchor::Middle, size, ink, turn);
         };
         label(&plot.y, style.gap + size * 0.8, -90.0, Ink::Text);
         if self.right.is_some() {
@@ -236,7 +236,7 @@ fn draw_slanted(
     let mut deepest = 0.0_f32;
     for (x, label) in spots.iter().zip(labels) {
         let at: Spot = (x + style.font_px * 0.4, top + style.font_px * 0.8);
-        scene.turned(label, at, Anchor::End, style.font_px, Ink::Muted, -SLANT);
+        scene.rotated_text(label, at, Anchor::End, style.font_px, Ink::Muted, -SLANT);
         deepest = deepest.max(font::width(label, style.font_px));
     }
     top + style.font_px * 1.2 + deepest * SLANT.to_radians().sin()

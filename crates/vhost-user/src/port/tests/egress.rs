@@ -71,7 +71,7 @@ impl Rx {
     }
 
     /// Frames in the used chains, whose headers have `hdr_len` bytes.
-    fn found(&mut self, hdr_len: usize) -> Vec<Found> {
+    fn take_found(&mut self, hdr_len: usize) -> Vec<Found> {
         let used = self.guest.used();
         let mut at = 0;
         let mut all = Vec::new();
@@ -126,7 +126,7 @@ fn bytes_that_were_parsed_are_delivered_as_copied_whatever_the_sender_writes_the
                     payload.fill(0xff);
                 }
                 assert_eq!(*copy, want[..], "{features:?} {cuts:?} {len}");
-                assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes: want }]);
+                assert_eq!(rx.take_found(12), [Found { hdr: TSO, chains: 1, bytes: want }]);
             }
         }
     }
@@ -142,7 +142,7 @@ fn frames_are_received_whole_with_their_header() {
             }
             let frames: Vec<_> = [60, 14, 1500, 200].map(|n| (TSO, frame(n, n as u8))).into();
             assert_eq!(rx.put(&frames, snapshot), Ok(4));
-            let found = rx.found(12);
+            let found = rx.take_found(12);
             let want = |(hdr, bytes): &(VnetHdr, Vec<u8>)| Found {
                 hdr: *hdr,
                 chains: 1,
@@ -168,10 +168,14 @@ fn long_frames_fill_many_small_buffers_and_set_num_buffers() {
             }
             let bytes = frame(len, 1);
             assert_eq!(rx.put(&[(TSO, bytes.clone())], true), Ok(1));
-            assert_eq!(rx.found(12), [Found { hdr: TSO, chains, bytes }], "{len} {features:?}");
+            assert_eq!(
+                rx.take_found(12),
+                [Found { hdr: TSO, chains, bytes }],
+                "{len} {features:?}"
+            );
             // Uses up the three left over, so that each case starts alike.
             assert_eq!(rx.put(&[(TSO, frame(buffer as usize * 2 + 1, 1))], true), Ok(1));
-            assert_eq!(rx.found(12)[0].chains, 3);
+            assert_eq!(rx.take_found(12)[0].chains, 3);
         }
     }
 }
@@ -182,11 +186,11 @@ fn header_without_mergeable_buffers_has_one_and_legacy_ones_have_none() {
     let mut rx = Rx::with(Features::default(), plain);
     rx.post(&[100]);
     assert_eq!(rx.one(frame(80, 1)), 1);
-    assert_eq!(rx.found(12)[0].chains, 1);
+    assert_eq!(rx.take_found(12)[0].chains, 1);
     let mut rx = Rx::with(Features::default(), Format { hdr_len: 10, ..plain });
     rx.post(&[10, 100]);
     assert_eq!(rx.one(frame(100, 1)), 1);
-    assert_eq!(rx.found(10)[0].bytes, frame(100, 1));
+    assert_eq!(rx.take_found(10)[0].bytes, frame(100, 1));
 }
 
 #[test]
@@ -195,14 +199,14 @@ fn frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_delivered() {
     rx.post(&[100]);
     let frames = [(VnetHdr::NONE, frame(89, 1)), (VnetHdr::NONE, frame(88, 2))];
     assert_eq!(rx.put(&frames, true), Ok(2));
-    assert_eq!(rx.found(12)[0].bytes, frame(88, 2));
+    assert_eq!(rx.take_found(12)[0].bytes, frame(88, 2));
     assert_eq!((rx.stats.drops_too_long.get(), rx.stats.frames.get()), (1, 1));
     // Longer than the negotiated MTU, which does not limit GSO frames.
     let mut rx = Rx::with(Features::default(), Format { frame_len_max: 1518, ..format() });
     rx.post(&[9000]);
     rx.post(&[9000]);
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1519, 1)), (TSO, frame(1519, 1))], true), Ok(2));
-    assert_eq!((rx.stats.drops_too_long.get(), rx.found(12).len()), (1, 1));
+    assert_eq!((rx.stats.drops_too_long.get(), rx.take_found(12).len()), (1, 1));
     // Larger than the whole ring: it would never fit.
     let mut rx = Rx::new();
     (0..SIZE).for_each(|_| rx.post(&[30]));
@@ -218,12 +222,12 @@ fn frames_without_buffers_do_not_fit_now_and_request_a_kick() {
         rx.post(&[100]);
         let frames = [60, 150, 60].map(|n| (VnetHdr::NONE, frame(n, 1)));
         assert_eq!(rx.put(&frames, true), Ok(1), "the second needs two");
-        assert_eq!((rx.stats.full.get(), rx.found(12).len()), (1, 1));
+        assert_eq!((rx.stats.full.get(), rx.take_found(12).len()), (1, 1));
         rx.post(&[100]);
         let _ = rx.guest.driver.kick_needed();
         assert!(!rx.egress.arm(), "there is a buffer: re-check");
         assert_eq!(rx.put(&frames[1..2], true), Ok(1));
-        assert_eq!(rx.found(12)[0].bytes.len(), 150);
+        assert_eq!(rx.take_found(12)[0].bytes.len(), 150);
         assert!(rx.egress.arm(), "full");
         rx.post(&[100]);
         assert!(rx.guest.driver.kick_needed(), "{features:?}");
@@ -242,13 +246,13 @@ fn unused_buffers_are_untaken_and_the_base_excludes_them() {
         assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1)), (TSO, frame(160, 1))], true), Ok(2));
         let base = if features.packed { 0x8003_8003 } else { 3 };
         assert_eq!(rx.egress.deactivate(), Some(base));
-        assert_eq!(rx.found(12).len(), 2);
+        assert_eq!(rx.take_found(12).len(), 2);
         assert!(!rx.egress.is_up());
         assert_eq!(rx.one(frame(60, 1)), 1);
         assert_eq!(rx.stats.drops_down.get(), 1);
         let device = DeviceQueue::new(&rx.guest.memory, &LAYOUT, features, base).unwrap();
         rx.egress.activate(device, Arc::clone(&rx.guest.memory), None, format());
-        assert_eq!((rx.one(frame(60, 2)), rx.found(12).len()), (1, 1));
+        assert_eq!((rx.one(frame(60, 2)), rx.take_found(12).len()), (1, 1));
     }
 }
 
@@ -262,7 +266,7 @@ fn disabled_ring_drops_and_leaves_its_buffers() {
     assert_eq!((rx.stats.drops_down.get(), rx.egress.room(60, 5)), (2, Ok(5)));
     assert!(rx.egress.arm() && rx.guest.used().is_empty());
     rx.egress.enable(true);
-    assert_eq!((rx.one(frame(60, 1)), rx.found(12).len()), (1, 1));
+    assert_eq!((rx.one(frame(60, 1)), rx.take_found(12).len()), (1, 1));
 }
 
 #[test]
@@ -272,7 +276,7 @@ fn guest_without_checksums_gets_flags_zero() {
     rx.post(&[100]);
     let valid = VnetHdr { flags: switch::vnet::DATA_VALID, ..VnetHdr::NONE };
     assert_eq!(rx.put(&[(valid, frame(60, 1))], true), Ok(1));
-    assert_eq!(rx.found(12)[0].hdr, VnetHdr::NONE);
+    assert_eq!(rx.take_found(12)[0].hdr, VnetHdr::NONE);
 }
 
 #[test]
@@ -281,7 +285,7 @@ fn buffers_across_regions_are_filled_and_those_outside_cost_their_frame() {
         let mut rx = Rx::new();
         rx.post_at(vec![Buf { addr: start, len: 100, write: true }]);
         assert_eq!(rx.one(frame(80, 1)), 1);
-        assert_eq!(rx.found(12)[0].bytes, frame(80, 1));
+        assert_eq!(rx.take_found(12)[0].bytes, frame(80, 1));
     }
     for addr in [0, BASE - 1, BASE + 2 * HALF - 50, u64::MAX - 50] {
         let mut rx = Rx::new();
@@ -329,7 +333,7 @@ fn made_frames_are_copied_from_after_their_head() {
     assert!(rx.guest.used().is_empty(), "nothing is visible before the flush");
     rx.egress.flush();
     rx.egress.notify();
-    assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes }]);
+    assert_eq!(rx.take_found(12), [Found { hdr: TSO, chains: 1, bytes }]);
 }
 
 #[test]
@@ -339,11 +343,11 @@ fn one_call_for_a_group_and_none_while_the_driver_polls() {
         rx.guest.driver.disarm();
         rx.post(&[100]);
         rx.one(frame(60, 1));
-        rx.found(12);
+        rx.take_found(12);
         let before = rx.stats.calls.get();
         let ten: Vec<_> = (0..10).map(|n| (VnetHdr::NONE, frame(60, n))).collect();
         (0..10).for_each(|_| rx.post(&[100]));
-        assert_eq!((rx.put(&ten, true), rx.found(12).len()), (Ok(10), 10));
+        assert_eq!((rx.put(&ten, true), rx.take_found(12).len()), (Ok(10), 10));
         assert_eq!(rx.stats.calls.get(), before, "{features:?}");
         let _ = rx.guest.driver.arm();
         (0..10).for_each(|_| rx.post(&[100]));
@@ -360,7 +364,7 @@ fn malformed_ring_is_a_fault_once_the_valid_buffers_are_used() {
     desc.store_u16(16 + 14, SIZE);
     let frames = [60, 61].map(|n| (VnetHdr::NONE, frame(n, 1)));
     assert_eq!(rx.put(&frames, true), Ok(1), "the next call returns the fault");
-    assert_eq!(rx.found(12).len(), 1);
+    assert_eq!(rx.take_found(12).len(), 1);
     assert!(rx.put(&frames[1..], true).unwrap_err().0.contains("outside the table"));
     assert!(rx.egress.room(60, 1).is_err());
     assert!(rx.egress.put_parts(&frame(60, 1), &[], &VnetHdr::NONE).is_err());
@@ -372,7 +376,7 @@ fn memory_truncated_under_buffers_harms_no_other_port() {
     let mut rx = Rx::new();
     rx.post(&[100]);
     rx.one(frame(60, 1));
-    rx.found(12);
+    rx.take_found(12);
     rx.post(&[100]);
     rx.guest.files[0].set_len(0).unwrap();
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1))], true), Err(Fault(LOST.into())));

@@ -12,7 +12,7 @@ fn id(domid: u16, devid: u32) -> VifId {
 
 /// Serves the vifs found. Returns their ids.
 fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
-    let found = bus.found(store).unwrap();
+    let found = bus.take_found(store).unwrap();
     for id in &found {
         let vif = Handshake::new(*id, OFFER, Counted::default(), now);
         bus.add(store, *id, vif, now).unwrap();
@@ -88,7 +88,7 @@ fn unknown_tokens_are_ignored() {
     bus.start(&mut store, now).unwrap();
     let tokens = ["", "b", "b1", "x1/0", "b1/", "f9/9", "b99999/0", "vifs"];
     bus.on_events(&mut store, tokens.into_iter(), now).unwrap();
-    assert_eq!(bus.found(&mut store).unwrap(), []);
+    assert_eq!(bus.take_found(&mut store).unwrap(), []);
     bus.set_auto(&mut store).unwrap();
     store.make_vif(1, 0);
     assert_eq!(serve(&mut bus, &mut store, now), [id(1, 0)]);

@@ -50,7 +50,7 @@ fn small_frames_get_a_chain_each() {
         let rooms = fill(&mut rx, 64, 1500, |i| frame(1500 - i, i as u8));
         assert_eq!(rooms, [1988, 2000, 1903, 1588], "the last is too small");
         assert_eq!(accept(&mut rx, &[(1500, TSO), (1499, VnetHdr::NONE), (1498, TSO)]), 3);
-        let found = rx.found(12);
+        let found = rx.take_found(12);
         let want = [(TSO, 0), (VnetHdr::NONE, 1), (TSO, 2)];
         assert_eq!(found.len(), 3);
         for (found, (hdr, i)) in found.iter().zip(want) {
@@ -64,7 +64,7 @@ fn small_frames_get_a_chain_each() {
         // Room that was lent and not needed is lent again.
         assert_eq!(fill(&mut rx, 2, 1500, |_| frame(60, 9)), [1588]);
         assert_eq!(accept(&mut rx, &[(60, TSO)]), 1);
-        assert!(rx.found(12)[0].bytes == frame(60, 9));
+        assert!(rx.take_found(12)[0].bytes == frame(60, 9));
     }
 }
 
@@ -75,13 +75,13 @@ fn long_frame_takes_as_many_chains_as_it_fills() {
         (0..12).for_each(|_| rx.post(&[1000, 536]));
         assert_eq!(fill(&mut rx, 8, 9000, |_| frame(5000, 1)), [6 * 1536 - 12], "one at a time");
         assert_eq!(accept(&mut rx, &[(5000, TSO)]), 1);
-        let found = rx.found(12);
+        let found = rx.take_found(12);
         assert_eq!((found.len(), found[0].chains, found[0].hdr), (1, 4, TSO));
         assert!(found[0].bytes == frame(5000, 1));
         // More than available: all there is.
         assert_eq!(fill(&mut rx, 8, 60_000, |_| frame(60, 2)), [8 * 1536 - 12]);
         assert_eq!(accept(&mut rx, &[(60, TSO)]), 1);
-        assert_eq!(rx.found(12)[0].chains, 1);
+        assert_eq!(rx.take_found(12)[0].chains, 1);
     }
 }
 
@@ -92,7 +92,7 @@ fn without_mergeable_buffers_a_frame_is_in_one_chain() {
     (0..3).for_each(|_| rx.post(&[10, 2000]));
     assert_eq!(fill(&mut rx, 8, 60_000, |_| frame(2000, 1)), [2000]);
     assert_eq!(accept(&mut rx, &[(2000, TSO)]), 1);
-    let found = rx.found(10);
+    let found = rx.take_found(10);
     assert_eq!((found.len(), found[0].hdr), (1, TSO));
     assert!(found[0].bytes == frame(2000, 1));
 }
@@ -112,7 +112,7 @@ fn frames_not_accepted_are_left_and_can_be_taken_back() {
     }
     assert_eq!(accept(&mut rx, &[(1519, VnetHdr::NONE)]), 0, "longer than its MTU");
     assert_eq!(rx.one(frame(100, 7)), 1, "the chains are reused");
-    assert_eq!(rx.found(12).len(), 2);
+    assert_eq!(rx.take_found(12).len(), 2);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn buffers_outside_memory_are_not_lent() {
     rx.post_at(vec![Buf { addr: EDGE - 500, len: 2000, write: true }]);
     assert_eq!(fill(&mut rx, 8, 1500, |_| unreachable!()), [0_u32; 0]);
     assert_eq!(rx.one(frame(1500, 1)), 1);
-    assert!(rx.found(12)[0].bytes == frame(1500, 1));
+    assert!(rx.take_found(12)[0].bytes == frame(1500, 1));
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     let bad = (0..frames.len()).map(|i| burst.is_excluded(i)).collect();
     rx.egress.flush();
     let calls = *host.calls.lock().unwrap();
-    (rx.found(12), bad, calls)
+    (rx.take_found(12), bad, calls)
 }
 
 #[test]
