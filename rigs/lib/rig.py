@@ -692,7 +692,7 @@ class Rig:
         run(["ip", "netns", "add", real])
         self.undo(lambda: run(["ip", "netns", "del", real], check=False))
         run(["ip", "link", "set", "lo", "up"], netns=real)
-        # IPv6 would speak up by itself (neighbour discovery), and a quiet guest must be quiet.
+        # IPv6 sends by itself (neighbour discovery), and an idle guest must send nothing.
         for scope in ("all", "default"):
             run(["sysctl", "-qw", f"net.ipv6.conf.{scope}.disable_ipv6=1"], netns=real, check=False)
         return real

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-/// Runs a command; returns what it printed. Its errors are printed as they come.
+/// Runs a command; returns its standard output. Its standard error is this program's.
 ///
 /// # Errors
 /// It cannot be run, or fails.

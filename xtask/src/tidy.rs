@@ -35,13 +35,19 @@ const BANNED_TEXT: [(&str, &str); 2] = [
 
 /// Words to avoid, and the field's terms for them: whole words in any case, in code, comments,
 /// strings and documents. Only words without another legitimate sense are listed.
-const GLOSSARY: [(&str, &str); 29] = [
+const GLOSSARY: [(&str, &str); 72] = [
     ("told", NOTIFY),
     ("tells", NOTIFY),
     ("telling", NOTIFY),
     ("untold", NOTIFY),
-    ("hush", "mute kicks"),
+    ("fn tell", NOTIFY),
+    ("let tell", NOTIFY),
+    ("hush", MUTE),
+    ("hushed", MUTE),
+    ("hushes", MUTE),
     ("deaf", "muted, or: the kick descriptor failed"),
+    ("listen again", "unmute kicks"),
+    ("listens again", "unmutes kicks"),
     ("look again", RECHECK),
     ("looks again", RECHECK),
     ("looked again", RECHECK),
@@ -51,66 +57,73 @@ const GLOSSARY: [(&str, &str); 29] = [
     ("as they come", "out of order"),
     ("so far as", "up to, if"),
     ("in vain", "empty (poll), without effect, timed out"),
-    ("obey", "run (commands), implement (a rule)"),
-    ("obeys", "runs (commands), implements (a rule)"),
-    ("vanish", "drop, disconnect, remove"),
-    ("mend", "fix up, repair"),
-    ("crowded", "overloaded (worker), full (queue)"),
+    ("obey", RUN),
+    ("obeys", RUN),
+    ("obeyed", RUN),
+    ("obeying", RUN),
+    ("attend", POLL),
+    ("attends", POLL),
+    ("attended", POLL),
+    ("attending", POLL),
+    ("mind held", "retry held"),
+    ("excuse", BACK_OFF),
+    ("excuses", BACK_OFF),
+    ("excused", BACK_OFF),
+    ("vanish", DROP),
+    ("vanishes", DROP),
+    ("vanished", DROP),
+    ("mend", REPAIR),
+    ("mends", REPAIR),
+    ("mended", REPAIR),
+    ("fn bring", "fetch, advance to"),
+    ("answer that is none", "malformed reply"),
+    ("no length of time", "invalid duration"),
+    ("be there and do nothing", "stay idle"),
+    ("neither learned nor aged", "static"),
+    ("the seed's rows", STUDY),
+    ("the seed says", STUDY),
+    ("crowd", OVERLOAD),
+    ("crowds", OVERLOAD),
+    ("crowded", OVERLOAD),
+    ("crowding", OVERLOAD),
     ("starved", "stalled (receiver), without buffers"),
     ("stands at", POSITION),
     ("stand at", POSITION),
     ("stands still", "stalls"),
+    ("stands in for", "replaces, substitutes for"),
+    ("stand in for", "replace, substitute for"),
     ("stood", POSITION),
+    ("silent guest", IDLE),
+    ("silent guests", IDLE),
+    ("silent port", IDLE),
+    ("silent queue", IDLE),
+    ("quiet guest", IDLE),
+    ("quiet guests", IDLE),
+    ("quiet port", IDLE),
+    ("quiet queue", IDLE),
     ("in rank before", "higher scheduling priority"),
-    ("misdo", "protocol violation, invalid input"),
-    ("wrongdoing", "protocol violation, invalid input"),
+    ("misdo", VIOLATION),
+    ("misdoes", VIOLATION),
+    ("wrongdoing", VIOLATION),
+    ("hostile word", VIOLATION),
+    ("hostile words", VIOLATION),
     ("turn about", "alternately"),
 ];
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const POSITION: &str = "is at, is set to, position, offset; runnable (thread)";
 const RECHECK: &str = "re-check, poll again";
-/// Where the glossary applies; to be extended.
-const GLOSSARY_IN: [&str; 39] = [
-    "crates/ring/",
-    "crates/shm/",
-    "crates/hostile/",
-    "crates/vhost-user/",
-    "crates/os/",
-    "crates/uplink/",
-    "crates/sim/",
-    "crates/switch/",
-    "crates/api/",
-    "crates/guest/",
-    "crates/lab/",
-    "crates/plugin/",
-    "crates/pvswitch/",
-    "crates/xen-netif/",
-    "crates/xen-local/",
-    "docs/ARCHITECTURE.md",
-    "docs/configuration.md",
-    "docs/design/",
-    "docs/guests/",
-    "docs/observability.md",
-    "docs/pictures/README.md",
-    "docs/reliability.md",
-    "docs/results/README.md",
-    "docs/settings.md",
-    "docs/studies.md",
-    "docs/comparison.md",
-    "docs/concepts.md",
-    "docs/quickstart.md",
-    "docs/threat-model.md",
-    "docs/troubleshooting.md",
-    "docs/xen.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "SPEC.md",
-    "examples/",
-    "fuzz/",
-    "plugins/",
-    "rigs/",
-];
+const MUTE: &str = "mute kicks";
+const RUN: &str = "run (commands), implement (a rule)";
+const POLL: &str = "poll, serve";
+const BACK_OFF: &str = "back off";
+const DROP: &str = "drop, disconnect, remove";
+const REPAIR: &str = "fix up, repair";
+const STUDY: &str = "the original study (author, year, title)";
+const OVERLOAD: &str = "overloaded (worker), full (queue)";
+const IDLE: &str = "idle, at a low rate";
+const VIOLATION: &str = "protocol violation, invalid input";
+/// Where the glossary does not apply: texts of others, committed runs, and the glossary itself.
+const GLOSSARY_NOT_IN: [&str; 3] = ["LICENSE-", "docs/results/lab-", "xtask/src/tidy.rs"];
 
 /// Exceptions: (rule, file, reason).
 const EXCEPTIONS: [(Rule, &str, &str); 2] = [
@@ -274,7 +287,7 @@ fn paths(root: &Path, name: &str, text: &str) -> Vec<Violation> {
 /// Finds words that the glossary replaces.
 fn glossary(name: &str, text: &str) -> Vec<Violation> {
     let mut found = Vec::new();
-    if !GLOSSARY_IN.iter().any(|place| name.starts_with(place)) {
+    if GLOSSARY_NOT_IN.iter().any(|place| name.starts_with(place)) {
         return found;
     }
     for (n, line) in text.lines().enumerate() {
@@ -370,7 +383,9 @@ mod tests {
         assert_eq!(count("crates/ring/src/x.rs", "//= virtio-v1.3 2.7: the driver is told.\n"), 0);
         assert_eq!(count("crates/ring/src/x.rs", "fn controlled(untolded: u8) {}\n"), 0);
         assert_eq!(count("crates/ring/src/x.rs", "fn it_is_told_for_ever() {}\n"), 2);
-        assert_eq!(count("benches/x.rs", "/// Peers are told.\n"), 0);
+        assert_eq!(count("LICENSE-MIT", "Peers are told.\n"), 0);
+        assert_eq!(count("docs/results/lab-x/plan.toml", "\"told\"\n"), 0);
+        assert_eq!(count("packaging/x.service", "# Peers are told.\n"), 1);
         for (word, _) in GLOSSARY {
             assert_eq!(count("rigs/x.md", word), 1, "{word}");
         }

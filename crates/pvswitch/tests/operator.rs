@@ -117,7 +117,7 @@ fn row_8_a_port_without_a_front_end_differs_from_one_without_a_driver() {
     };
     assert_eq!(state("a"), "unconnected");
     assert!(row("a").contains(" unconnected "), "{}", row("a"));
-    let silent = UnixStream::connect(dir.path("a")).unwrap();
+    let idle = UnixStream::connect(dir.path("a")).unwrap();
     wait_for("the connection", || state("a") == "no-driver");
     assert!(row("a").contains(" no-driver "), "{}", row("a"));
     let metrics = metrics(&switch);
@@ -132,7 +132,7 @@ fn row_8_a_port_without_a_front_end_differs_from_one_without_a_driver() {
     }
     let top = pvswitch().args(["top", "--once", "--control", switch.control()]).output().unwrap();
     assert!(stdout(&top).contains("no-driver") && stdout(&top).contains("unconnected"));
-    drop(silent);
+    drop(idle);
     wait_for("its end", || state("a") == "unconnected");
     let _sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
     wait_for("the driver", || state("b") == "up");

@@ -266,9 +266,9 @@ fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
     let want = ["404 Not Found", "200 OK", "405 Method Not Allowed"];
     assert_eq!(statuses, want.map(|status| format!("HTTP/1.1 {status}")), "{answers}");
     assert!(answers.contains("\r\nAllow: GET, HEAD\r\n"), "{answers}");
-    let silent: Vec<_> = (0..20).map(|_| say("")).collect();
+    let idle: Vec<_> = (0..20).map(|_| say("")).collect();
     std::thread::sleep(Duration::from_millis(50));
-    drop(silent);
+    drop(idle);
     wait_for("an answer", || ctl(&control, &["stats"]).status.success());
 }
 

@@ -82,8 +82,13 @@ pub(super) static VIFS: [Case; 26] = [
         packets::dripping,
     )
     .receives(),
-    domain("vif-silent", "a receiver that posts no page", &["XSA-392", "row 3"], packets::silent)
-        .receives(),
+    domain(
+        "vif-silent",
+        "a receiver that posts no page",
+        &["XSA-392", "row 3"],
+        packets::posts_none,
+    )
+    .receives(),
     domain(
         "vif-slow",
         "a receiver that posts a tenth of the pages it needs",

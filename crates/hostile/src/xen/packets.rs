@@ -301,7 +301,7 @@ pub fn dripping(attack: &mut Attack<'_>) -> Result<(), Error> {
 }
 
 /// No page at all.
-pub fn silent(attack: &mut Attack<'_>) -> Result<(), Error> {
+pub fn posts_none(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 0, Duration::from_millis(20), true)
 }
 

@@ -47,7 +47,7 @@ const MEASURES: [Measure; 14] = [
     Measure::new("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
     Measure::new("p99_worst", "us", Better::Less, "the same of the guest that waited longest"),
     Measure::new("p50", "us", Better::Less, "there and back, half of all, the median guest"),
-    Measure::new("answers", "1/s", Better::More, "answers to all quiet guests"),
+    Measure::new("answers", "1/s", Better::More, "answers to all low-rate guests"),
     Measure::new("lost", "", Better::Less, "questions without an answer in time"),
     Measure::new("least_share", "", Better::More, "frames of the guest with fewest, over the mean"),
     Measure::new("flood", "1/s", Better::More, "frames that floods sent"),
@@ -442,7 +442,7 @@ fn p99_table(results: &Results) -> Option<Part> {
     }
     let columns = ["policy", "placement", "alone", "flooder", "ratio", "less than twice"];
     let table = Table {
-        title: "p99 of a quiet guest, there and back, us, alone and beside a flooder".into(),
+        title: "p99 of a low-rate guest, there and back, us, alone and beside a flooder".into(),
         note: "Of eight guests the median one.".into(),
         columns: columns.map(String::from).into(),
         rows,

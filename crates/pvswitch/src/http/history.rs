@@ -184,7 +184,7 @@ mod tests {
         let reply = history.reply(0.0);
         let sample = &reply["samples"][0];
         assert_eq!((sample["at"].as_f64(), &sample["workers"]), (Some(4.0), &json!([0.5])));
-        assert_eq!(sample["ports"], json!({ "a": [10, 800, 20, 1600, 4, 0.001] }), "b is silent");
+        assert_eq!(sample["ports"], json!({ "a": [10, 800, 20, 1600, 4, 0.001] }), "b is idle");
         // Of all ports, frames lost at a full receiver are those that senders dropped.
         assert_eq!(sample["total"], json!([10, 800, 20, 1600, 1, 0.001]));
         assert_eq!(history.reply(4.0)["samples"], json!([]));

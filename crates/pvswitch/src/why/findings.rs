@@ -512,13 +512,13 @@ fn unused_directions(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     }
     let mut all = Vec::new();
     let has_queues = !list(&seen.now.port(name)["ingress"]).is_empty();
-    let silent = |way| seen.count(name, way, "frames").0 == 0;
-    if has_queues && silent(Way::From) {
+    let is_unused = |way| seen.count(name, way, "frames").0 == 0;
+    if has_queues && is_unused(Way::From) {
         let what = "its guest has not sent a frame: no address is known, frames for it are flooded";
         let remedy = "set the interface up in the guest, give it an address, and ping from it";
         all.push(Finding::new(Rank::Note, "sent_nothing", what, remedy));
     }
-    if silent(Way::To) {
+    if is_unused(Way::To) {
         let what = "no frame was delivered to it";
         let remedy = "does anybody send to it? `pvswitch ctl stats`, `pvswitch ctl fdb`";
         all.push(Finding::new(Rank::Note, "got_nothing", what, remedy));

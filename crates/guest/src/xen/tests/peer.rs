@@ -307,11 +307,11 @@ impl Ends {
         self.tx.put(status);
         self.tx.publish();
         let needed = self.tx.notify_needed();
-        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
-        if tell {
+        let notifies = if self.smart { self.rx.smart_poll().claim() } else { needed };
+        if notifies {
             self.tx_channel.notify();
         }
-        tell
+        notifies
     }
 
     /// Takes what there is and answers up to `answers` packets; arms if there is nothing. Returns
@@ -362,10 +362,10 @@ impl Ends {
         }
         self.rx.publish();
         let needed = self.rx.notify_needed();
-        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
-        if tell {
+        let notifies = if self.smart { self.rx.smart_poll().claim() } else { needed };
+        if notifies {
             self.rx_channel.as_ref().unwrap_or(&self.tx_channel).notify();
         }
-        tell
+        notifies
     }
 }

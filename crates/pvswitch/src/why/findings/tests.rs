@@ -245,11 +245,11 @@ fn waiting_frames_busy_workers_and_silence() {
     };
     check(&busy(10), Rank::Limited, "worker_busy", &["--workers"]);
     check(&busy(900), Rank::Note, "none", &[]);
-    let silent = Case::healthy()
+    let idle = Case::healthy()
         .counter(0, "ingress", "frames", 0, 0)
         .counter(0, "egress", "frames", 0, 0)
         .with(0, "queues", json!(4));
-    let causes: Vec<_> = silent.all().into_iter().map(|finding| finding.cause).collect();
+    let causes: Vec<_> = idle.all().into_iter().map(|finding| finding.cause).collect();
     assert_eq!(causes, ["queues", "sent_nothing", "got_nothing", "none"]);
 }
 
