@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::inherited::inherited;
 
-/// Where to listen.
+/// Address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// Host and port.

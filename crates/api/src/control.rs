@@ -90,7 +90,7 @@ pub fn default_path() -> Result<PathBuf, ControlError> {
     Places::of_this_process().find()
 }
 
-/// Why a request failed.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// No switch listens.

@@ -30,7 +30,7 @@ pub enum Way {
     Out,
 }
 
-/// How much an event concerns an operator.
+/// Severity of an event for an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
@@ -42,7 +42,7 @@ pub enum Severity {
     Error,
 }
 
-/// What happened.
+/// An event: a change that operators and tools react to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -148,7 +148,7 @@ impl Event {
         value["event"].as_str().unwrap_or_default().into()
     }
 
-    /// How much it concerns an operator.
+    /// Returns the severity for an operator.
     pub fn severity(&self) -> Severity {
         match self {
             Self::Fault { .. } => Severity::Error,
@@ -187,7 +187,7 @@ impl Event {
         }
     }
 
-    /// As an object. `seq`: its number, from 1, without gaps; `time_ms`: since 1970.
+    /// Returns an object. `seq`: its number, from 1, without gaps; `time_ms`: since 1970.
     pub fn json(&self, seq: u64, time_ms: u64) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         value["severity"] = serde_json::to_value(self.severity()).unwrap_or_default();
@@ -196,7 +196,7 @@ impl Event {
         value
     }
 
-    /// As text of a stream, likewise.
+    /// Returns the text of an event stream, with the same number and time.
     pub fn text(&self, seq: u64, time_ms: u64) -> String {
         let value = self.json(seq, time_ms);
         format!("id: {seq}\nevent: {}\ndata: {value}\n\n", self.name())
@@ -224,13 +224,13 @@ impl Kept {
         }
     }
 
-    /// As a list of objects, the oldest first.
+    /// Returns the events as objects, the oldest first.
     pub fn json(&self) -> Vec<Value> {
         self.events.iter().map(|(seq, time_ms, event)| event.json(*seq, *time_ms)).collect()
     }
 }
 
-/// What waits for one client: bounded, and counted beyond.
+/// Events that one client has not read: bounded; those beyond are counted as lost.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// Events lost since the last one that was not, and the number of the last lost one.
@@ -238,7 +238,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// What to append for an event to `unread` bytes that wait: nothing if there is no room.
+    /// Returns the text to append to `unread` bytes for an event; empty if there is no room.
     pub fn add(&mut self, unread: usize, text: &str, seq: u64, time_ms: u64) -> String {
         let mut out = self.report(unread, time_ms);
         if self.lost.is_some() || unread + out.len() + text.len() > WAITING_MAX {

@@ -86,7 +86,7 @@ pub struct Problem {
     /// Column, from 1, in characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<usize>,
-    /// What is wrong there.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a configuration cannot be used: one or more errors.
+/// One or more errors of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 

@@ -73,7 +73,7 @@ impl Response {
         Self { status, media_type, headers: Vec::new(), body: Vec::new(), streams: false }
     }
 
-    /// As bytes of a connection, sent at `now`; `closes`: the connection ends with it; `head`: the
+    /// Returns the bytes to send at `now`; `closes`: the connection ends with it; `head`: the
     /// body is omitted (HEAD).
     pub fn bytes(&self, now: SystemTime, closes: bool, head: bool) -> Vec<u8> {
         let mut text = format!(

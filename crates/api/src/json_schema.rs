@@ -11,7 +11,7 @@ use crate::schema::port::{KINDS, Kind, KindEntry};
 use crate::schema::{self, Choice, Entry, Type, run};
 use crate::set::Target;
 
-/// Where the committed copy is.
+/// Path of the committed copy.
 pub const PATH: &str = "docs/config.schema.json";
 
 /// Pattern of a MAC address.

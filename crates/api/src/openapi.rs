@@ -12,7 +12,7 @@ use crate::json_schema;
 use crate::problem::{MEDIA_TYPE, reason};
 use crate::routes::{COMMON_ERRORS, Form, OPERATIONS, Operation, Place, Reply, Right, Server};
 
-/// Where the committed copy is: that of a switch.
+/// Path of the committed copy of a switch's description.
 pub const PATH: &str = "docs/openapi.json";
 
 /// Statuses that a server can give before the operation is known.

@@ -31,7 +31,7 @@ pub struct Given {
 pub struct PortText {
     /// Unique name.
     pub name: String,
-    /// What it attaches to.
+    /// Kind of peer or interface that it attaches to.
     pub kind: Kind,
     /// The argument of its kind.
     pub arg: String,

@@ -12,22 +12,22 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 /// Longest value that is repeated in an error, in bytes.
 const VALUE_MAX: usize = 200;
 
-/// Why a request was refused.
+/// Reason why a request was refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// HTTP status.
     pub status: u16,
     /// The status in words.
     pub title: String,
-    /// What is wrong, in one text that names place and remedy, too: as `ctl` prints it.
+    /// One text with error, place and remedy, as `ctl` prints it.
     pub detail: String,
-    /// Where: `path.name`, `query.vlan`, `header.content-length`, `body.weight`, or `body`.
+    /// Place: `path.name`, `query.vlan`, `header.content-length`, `body.weight`, or `body`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// The value there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<Box<Value>>,
-    /// What to do.
+    /// Remedy: what to do.
     pub remedy: String,
     /// Errors of a configuration file: file, line, column, what.
     #[serde(default, skip_serializing_if = "Option::is_none")]

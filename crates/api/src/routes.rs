@@ -27,7 +27,7 @@ pub enum Right {
     Own,
 }
 
-/// What has the operation.
+/// Kind of server that has an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A switch.
@@ -62,7 +62,7 @@ pub struct Operation {
     pub method: &'static str,
     /// Path, with `{field}` for each field in it.
     pub path: &'static str,
-    /// What has it.
+    /// Server that has it.
     pub server: Server,
     /// Who may use it.
     pub right: Right,

@@ -26,7 +26,7 @@ pub use self::value::{Choice, Type, Value, bytes_text, seconds};
 use crate::near::did_you_mean;
 use port::Kind;
 
-/// Where a setting can be given when the program starts.
+/// Places where a setting can be given when the program starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// On the command line and in the file.
@@ -55,7 +55,7 @@ pub struct Entry {
     pub name: &'static str,
     /// Key in the file; usually the same.
     pub file: &'static str,
-    /// Where it can be given.
+    /// Places where it can be given.
     pub given: Given,
     /// Kinds of port that accept it; empty: all kinds.
     pub kinds: &'static [Kind],

@@ -54,9 +54,9 @@ pub struct ConnectOptions {
     pub packed: bool,
     /// In-order use.
     pub in_order: bool,
-    /// When the receive ring is polled; `None`: the default of the target.
+    /// Poll policy of the receive ring; `None`: the default of the target.
     pub poll: Option<Policy>,
-    /// When the switch is notified of transmitted frames.
+    /// Policy of notifications of transmitted frames.
     pub kick: Policy,
     /// Driver settings; the last one of a key applies.
     pub set: Vec<Setting>,
@@ -67,7 +67,7 @@ pub struct ConnectOptions {
 /// Target and options of a connection, checked.
 #[derive(Clone, Debug)]
 pub struct Connect {
-    /// Where.
+    /// Socket or directory to connect to.
     pub target: Target,
     /// Queue pairs.
     pub queues: u16,
@@ -87,7 +87,7 @@ pub struct Connect {
     pub(crate) costs: fn() -> Costs,
 }
 
-/// What to connect to.
+/// Port that a guest connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A vhost-user socket.
@@ -113,7 +113,7 @@ impl Target {
         }
     }
 
-    /// The same with another path.
+    /// Returns the same kind of target with another path.
     fn at(&self, path: PathBuf) -> Self {
         match self {
             Self::VhostUser { listens, .. } => Self::VhostUser { socket: path, listens: *listens },
@@ -135,7 +135,7 @@ impl fmt::Display for Target {
 }
 
 impl Connect {
-    /// The same with another path.
+    /// Returns the same settings with another path of the target.
     pub fn at(&self, path: PathBuf) -> Self {
         Self { target: self.target.at(path), ..self.clone() }
     }

@@ -84,7 +84,7 @@ pub struct WaitFor<'a> {
     pub sources: &'a [BorrowedFd<'a>],
     /// There may be frames to send at once.
     pub more: bool,
-    /// When to return at the latest.
+    /// Latest time of the return.
     pub until: Option<Instant>,
     /// Readable when the control socket needs service: [`Guest::control_ready`].
     pub control: Option<BorrowedFd<'a>>,

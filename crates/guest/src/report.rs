@@ -86,7 +86,7 @@ impl Report {
         [self.tx.frames, self.rx.frames]
     }
 
-    /// As JSON keys and values.
+    /// Returns the counters as JSON.
     pub fn json(&self) -> Value {
         json!({
             "queues": self.queues,

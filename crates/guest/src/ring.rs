@@ -296,8 +296,8 @@ impl Ring {
         }
     }
 
-    /// As [`arm`](Self::arm), for a call after `n` more buffers are used, or earlier if the ring
-    /// cannot express that.
+    /// Arms, like [`arm`](Self::arm), for a call after `n` more buffers are used, or earlier if
+    /// the ring cannot express that.
     pub(super) fn arm_after(&mut self, n: u16) -> bool {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.arm_after(n) == Armed::Armed,

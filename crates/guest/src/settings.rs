@@ -10,7 +10,7 @@ use switch::poll::Policy;
 /// Most frames sent at once.
 const TX_BURST_MAX: u8 = 64;
 
-/// When transmitted buffers are reclaimed.
+/// Times at which transmitted buffers are reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// Before each burst is sent.
@@ -28,7 +28,7 @@ pub enum Completion {
     Orphan,
 }
 
-/// What a sender without a free buffer does.
+/// Behaviour of a sender without a free buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// Stops taking frames, and sleeps until there is a buffer.
@@ -37,7 +37,7 @@ pub enum Full {
     BusyRetry,
 }
 
-/// When received buffers are returned.
+/// Times at which received buffers are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refill {
     /// After each poll that found frames.
@@ -48,7 +48,7 @@ pub enum Refill {
     Batch(u16),
 }
 
-/// How notifications are suppressed.
+/// Means of suppressing notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suppress {
     /// By index.
@@ -62,9 +62,9 @@ pub enum Suppress {
 /// Settings of the driver half, except features with their own options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// When the receive ring is polled.
+    /// Poll policy of the receive ring.
     pub poll: Policy,
-    /// When the switch is notified of transmitted frames.
+    /// Policy of notifications of transmitted frames.
     pub kick: Policy,
     /// `poll/QUEUE`: overrides for single queue pairs.
     pub poll_one: PerQueue<Policy>,

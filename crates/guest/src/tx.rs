@@ -57,7 +57,7 @@ impl AddAssign for TxCounts {
     }
 }
 
-/// How the thread may sleep, for a transmit queue.
+/// Sleep that a transmit queue permits the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepMode {
     /// Do not sleep.
@@ -117,12 +117,12 @@ impl Tx {
         }
     }
 
-    /// When [`tick`](Self::tick) must be called.
+    /// Time at which [`tick`](Self::tick) must be called.
     pub fn deadline(&self) -> Option<Instant> {
         [self.kick_at, self.reclaim_at].into_iter().flatten().min()
     }
 
-    /// How many of `want` frames may be sent at once now; reclaims buffers as set.
+    /// Returns how many of `want` frames may be sent at once now; reclaims buffers as set.
     pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
         let want = want.min(self.burst);
         let short = self.sendable() < want;

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 #[command(name = "pvswitch-lab", bin_name = "pvswitch lab", version)]
 #[command(max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }

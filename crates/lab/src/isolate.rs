@@ -67,7 +67,8 @@ pub enum Side {
 /// The process that was started.
 pub struct Outside(());
 
-/// Finds out. The process in between does not return, but becomes `unshare`.
+/// Returns whether this process is inside the namespaces. The process between the one outside
+/// and the one inside does not return: it becomes `unshare`.
 pub fn side() -> Result<Side, Error> {
     let mark = std::env::var(MARK).unwrap_or_default();
     if mark == INSIDE {
@@ -206,7 +207,7 @@ fn scratch(keep: &[PathBuf]) -> Result<&'static str, Error> {
     })
 }
 
-/// What the process inside works with.
+/// Resources of the process inside.
 pub struct Inside {
     /// Whether it was asked to end.
     pub stop: Stop,

@@ -49,11 +49,11 @@ fn line(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_string()
 }
 
-/// What guests negotiated so far: by kind of port, each list of features that was seen.
+/// Features that guests negotiated so far: by kind of port, each list that was seen.
 pub type Features = BTreeMap<String, BTreeSet<String>>;
 
 impl Machine {
-    /// This one, with the versions of `tools`.
+    /// Describes this machine, with the versions of `tools`.
     pub fn here(tools: &[&str], switch_cpus: &[usize], guest_cpus: &[usize]) -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |names: &[&str]| {
@@ -115,7 +115,7 @@ impl Machine {
     }
 }
 
-/// As the command line has it.
+/// Returns CPUs as a list of the command line.
 pub fn list(cpus: &[usize]) -> String {
     cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The format of plans and results that this version writes and reads.
 pub const FORMAT: u32 = 1;
 
-/// How much of a study is measured.
+/// Extent of a study: how much of it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// The fewest cells that show the direction of the main result; for CI. Under a minute.
@@ -98,7 +98,7 @@ impl Cell {
         self.0.iter().find(|(name, _)| name == axis).map_or("", |(_, value)| value)
     }
 
-    /// The same as a number; 0 if it is not one.
+    /// Returns its value of an axis as a number; 0 if it is not one.
     pub fn number(&self, axis: &str) -> f64 {
         self.get(axis).parse().unwrap_or(0.0)
     }

@@ -25,7 +25,7 @@ pub use self::document::{
 
 /// The page's name in its folder.
 pub const PAGE: &str = "report.html";
-/// The same without plots as Markdown.
+/// Name of the report as Markdown, without plots.
 pub const TEXT: &str = "report.md";
 /// The folder of plots beside it.
 pub const PLOTS: &str = "plots";

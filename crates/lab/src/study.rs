@@ -70,7 +70,7 @@ pub struct Facts {
     pub about: &'static str,
     /// The published study that it repeats, if any.
     pub original: Option<Original>,
-    /// What it measures, in the order of the columns.
+    /// Measures, in the order of the columns.
     pub measures: &'static [Measure],
     /// Whether its guests speak what the stage says. Not so where the study has an axis for it, or
     /// where one protocol is what it is about.

@@ -48,7 +48,7 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Only the user of the process, and root.
+    /// Permits the user of the process, and root.
     pub const OWNER: Self = Self { mode: 0o600, group: None };
 
     /// Whether users other than the owner and the group's members may connect.

@@ -70,9 +70,9 @@ pub struct Epoll(OwnedFd);
 pub struct Ready {
     /// The tag it was added with.
     pub tag: u64,
-    /// It is writable, or has an error.
+    /// Whether it is writable, or has an error.
     pub writable: bool,
-    /// It is readable, closed by the peer, or has an error.
+    /// Whether it is readable, closed by the peer, or has an error.
     pub readable: bool,
 }
 
@@ -100,7 +100,7 @@ impl Epoll {
         Ok(epoll::add(&self.0, fd, data, epoll::EventFlags::IN)?)
     }
 
-    /// As [`add`](Self::add), but edge-triggered: reported once for each time that it becomes
+    /// Adds `fd`, edge-triggered: it is reported as `tag` once for each time that it becomes
     /// readable, without being read.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl Epoll {
         Ok(ready)
     }
 
-    /// As [`wait`](Self::wait), without a list: calls `each` for every descriptor.
+    /// Waits as [`wait`](Self::wait) does, and calls `each` for every descriptor.
     ///
     /// # Errors
     /// As [`wait`](Self::wait); EINTR ends the wait.

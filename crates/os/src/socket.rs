@@ -242,7 +242,8 @@ pub fn recv(
     recv_with(socket, buf, fds, fds_max, RecvFlags::empty())
 }
 
-/// As [`recv`], and the message stays in the socket: the descriptors are further ones of the same.
+/// Reads as [`recv`] does, without taking the message from the socket: the descriptors are
+/// duplicates.
 pub(crate) fn peek(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],

@@ -12,7 +12,7 @@ use crate::event::signal;
 use crate::fd::set_nonblocking;
 use crate::inherit::{FIRST, InheritError};
 
-/// What the kernel has counted of a thread.
+/// Kernel's counters of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadCounts {
     /// Page faults.
@@ -21,7 +21,7 @@ pub struct ThreadCounts {
     pub waits: u64,
 }
 
-/// What the kernel has counted of this thread.
+/// Returns the kernel's counters of this thread.
 pub fn thread_counts() -> ThreadCounts {
     // SAFETY: all fields are integers, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

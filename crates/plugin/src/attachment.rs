@@ -79,7 +79,7 @@ impl Settings {
         self.control.clone().map_or_else(default_path, Ok)
     }
 
-    /// What was attached for a network: container and interface of each.
+    /// Attachments to a network: container and interface of each.
     pub fn attached(&self, network: &str) -> Vec<(String, String)> {
         let files = std::fs::read_dir(&self.state).into_iter().flatten().flatten();
         let states = files.filter(|file| file.path().extension().is_some_and(|e| e == "json"));

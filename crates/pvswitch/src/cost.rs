@@ -42,7 +42,7 @@ pub fn adopt(costs: Costs) {
     let _ = COSTS.set(costs);
 }
 
-/// As [`costs`], with the sleeper on this CPU if the process may use it.
+/// Measures as [`costs`] does, with the sleeper on this CPU if the process may use it.
 pub fn costs_on(cpu: Option<usize>) -> Costs {
     *COSTS.get_or_init(|| {
         let (costs, doubt) = measure(LONGEST, cpu).unwrap_or_else(|error| {

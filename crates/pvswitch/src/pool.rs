@@ -62,7 +62,7 @@ pub struct Common {
     pub flow_key: u64,
     /// Costs of sleeping on this machine.
     pub costs: Costs,
-    /// Where reports are sent.
+    /// Channel of reports to the control thread.
     pub reports: Sender<Report>,
     /// Wakes the reader of reports.
     pub reports_wake: Arc<OwnedFd>,
@@ -146,7 +146,7 @@ impl Pool {
         &self.workers
     }
 
-    /// How queues are placed.
+    /// Placement of queues.
     pub fn placement(&self) -> Placement {
         Placement::ALL[usize::from(self.placement.load(Ordering::Relaxed)) % 4]
     }

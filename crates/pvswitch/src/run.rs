@@ -83,9 +83,9 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the switch starts with; the settings below are those in it.
+    /// Configuration that the switch starts with; the settings below are those in it.
     pub config: Config,
-    /// Where it comes from, for a reload.
+    /// Origin of the configuration, for a reload.
     pub origin: Origin,
     /// The include directory of the file.
     pub include: Option<PathBuf>,

@@ -235,9 +235,10 @@ mod modelled {
     use super::{Arc, GuestMemory};
     use crate::mapping::Mapping;
 
-    /// The same for loom. Sync words are loom's atomics. Data has one value at a time, but each
-    /// access is reported to the model, which fails when two sides access a word without order by a
-    /// sync word. Clones are views of the same memory, one for each side.
+    /// Memory of a loom model, with the methods of the `Area` of guest memory. Sync words are
+    /// loom's atomics. Data has one value at a time, but each access is reported to the model,
+    /// which fails when two sides access a word without order by a sync word. Clones are views of
+    /// the same memory, one for each side.
     #[derive(Clone)]
     pub struct Area(Arc<Bank>);
 
@@ -257,12 +258,12 @@ mod modelled {
 
     macro_rules! words {
         ($load:ident, $store:ident, $int:ty) => {
-            /// See the plain `Area`.
+            /// Loads a little-endian data word.
             pub fn $load(&self, offset: usize) -> $int {
                 <$int>::from_le_bytes(self.get(offset))
             }
 
-            /// See the plain `Area`.
+            /// Stores a little-endian data word.
             pub fn $store(&self, offset: usize, value: $int) {
                 self.set(offset, &value.to_le_bytes());
             }
@@ -271,12 +272,12 @@ mod modelled {
 
     macro_rules! sync_words {
         ($load:ident, $store:ident, $words:ident, $int:ty) => {
-            /// See the plain `Area`.
+            /// Loads a sync word.
             pub fn $load(&self, offset: usize, order: Ordering) -> $int {
                 self.0.$words[&offset].load(order)
             }
 
-            /// See the plain `Area`.
+            /// Stores a sync word.
             pub fn $store(&self, offset: usize, value: $int, order: Ordering) {
                 let end = offset + size_of::<$int>();
                 self.0.data.lock().unwrap()[offset..end].copy_from_slice(&value.to_le_bytes());
@@ -285,16 +286,16 @@ mod modelled {
         };
     }
 
-    /// See the plain `Descs`.
+    /// Consecutive packed descriptors of a model; bounds are not checked.
     pub struct Descs<'a>(&'a Area, usize);
 
     impl Descs<'_> {
-        /// See the plain `Descs`.
+        /// Loads the sync word of the `i`th descriptor.
         pub fn sync_load(&self, i: usize, order: Ordering) -> u16 {
             self.0.sync_load(self.1 + 16 * i + 14, order)
         }
 
-        /// See the plain `Descs`.
+        /// Loads the first 14 bytes of the `i`th descriptor: all but its flags.
         pub fn load_unflagged(&self, i: usize) -> (u64, u32, u16) {
             let at = self.1 + 16 * i;
             (self.0.load_u64(at), self.0.load_u32(at + 8), self.0.load_u16(at + 12))
@@ -307,7 +308,7 @@ mod modelled {
             None
         }
 
-        /// As [`new`](Self::new).
+        /// Returns `None`: mappings do not exist in a model; use [`Area::modelled`].
         pub fn of(_: &Arc<Mapping>, _: usize, _: usize) -> Option<Self> {
             None
         }
@@ -328,12 +329,12 @@ mod modelled {
             Self(Arc::new(Bank { sync, sync_u32, sync_u8, data, races }))
         }
 
-        /// See the plain `Area`.
+        /// Length in bytes.
         pub fn len(&self) -> usize {
             self.0.data.lock().unwrap().len()
         }
 
-        /// See the plain `Area`.
+        /// Whether the length is 0.
         pub fn is_empty(&self) -> bool {
             self.len() == 0
         }
@@ -371,35 +372,35 @@ mod modelled {
         sync_words!(sync_load_u32, sync_store_u32, sync_u32, u32);
         sync_words!(sync_load_u8, sync_store_u8, sync_u8, u8);
 
-        /// See the plain `Area`.
+        /// Loads a sync word of 16 bits.
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
             self.0.sync[&offset].load(order)
         }
 
-        /// See the plain `Area`. A sync word may also be read as data, together with its
+        /// Stores a sync word of 16 bits. A sync word may also be read as data, together with its
         /// neighbours, when another sync word orders the read.
         pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
             self.0.data.lock().unwrap()[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
             self.0.sync[&offset].store(value, order);
         }
 
-        /// See the plain `Area`.
+        /// Loads two neighbouring words of 64 bits.
         pub fn load_pair(&self, offset: usize) -> (u64, u64) {
             (self.load_u64(offset), self.load_u64(offset + 8))
         }
-        /// See the plain `Area`.
+        /// Returns the packed descriptors at `offset`.
         pub fn descs(&self, offset: usize, _: usize) -> Descs<'_> {
             Descs(self, offset)
         }
-        /// See the plain `Area`.
+        /// Stores a used descriptor, all but its address; its flags, a sync word, last.
         pub fn sync_store_tail(&self, offset: usize, len: u32, id: u16, flags: u16, o: Ordering) {
             self.store_u32(offset, len);
             self.store_u16(offset + 4, id);
             self.sync_store(offset + 6, flags, o);
         }
-        /// See the plain `Area`.
+        /// Does nothing: a model has no cache.
         pub fn prefetch(&self, _: usize) {}
-        /// See the plain `Area`.
+        /// Does nothing: a model has no cache.
         pub fn prefetch_write(&self, _: usize) {}
     }
 }

@@ -171,20 +171,20 @@ impl<'m> SegMut<'m> {
         self.as_seg().place()
     }
 
-    /// The same bytes as a readable segment.
+    /// Returns the same bytes as a readable segment.
     #[inline]
     pub fn as_seg(&self) -> Seg<'m> {
         Seg { at: self.at, len: self.len, grant: self.grant, _memory: PhantomData }
     }
 
-    /// As [`Seg::granted`]; the grant must allow writing.
+    /// Returns a segment of a granted page, as [`Seg::granted`]; the grant must allow writing.
     #[inline]
     pub fn granted(domain: &'m Domain, gref: u32, offset: u16, len: u16) -> Option<Self> {
         let (at, grant) = grant::point(domain, gref, offset, len)?;
         Some(Self { at, len: u32::from(len), grant, _memory: PhantomData })
     }
 
-    /// As [`Seg::is_granted`].
+    /// Whether the bytes are in another domain's memory: each copy costs a hypercall.
     #[inline]
     pub fn is_granted(&self) -> bool {
         self.grant != 0
@@ -249,13 +249,13 @@ impl<'m> SegMut<'m> {
         self.write_array(word.to_le_bytes());
     }
 
-    /// As [`write_u64`](Self::write_u64).
+    /// Writes a little-endian word, as [`write_u64`](Self::write_u64).
     #[inline]
     pub fn write_u32(&mut self, word: u32) {
         self.write_array(word.to_le_bytes());
     }
 
-    /// As [`write_u64`](Self::write_u64).
+    /// Writes a little-endian word, as [`write_u64`](Self::write_u64).
     #[inline]
     pub fn write_u16(&mut self, word: u16) {
         self.write_array(word.to_le_bytes());

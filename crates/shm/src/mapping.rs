@@ -35,7 +35,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Why a descriptor could not be mapped.
+/// Reason why a descriptor could not be mapped.
 #[derive(Debug)]
 pub enum MapError {
     /// The range is empty or its end does not fit the address space.

@@ -39,8 +39,8 @@ pub mod burst {
     pub const MADE_MAX: usize = 1024;
     /// Bytes of flooded frames, times their destination ports; limits a burst in the same way.
     pub const FLOOD_BYTES_MAX: u64 = 1 << 20;
-    /// The same for a burst of one frame, which loses further copies: enough for a full Ethernet
-    /// frame to 4096 ports.
+    /// Bytes of flooded copies in a burst of one frame, which loses further copies: enough for a
+    /// full Ethernet frame to 4096 ports.
     pub const FRAME_FLOOD_BYTES_MAX: u64 = 8 << 20;
 }
 

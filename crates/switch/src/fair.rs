@@ -110,7 +110,7 @@ pub(crate) fn is_slow_delivery(frames: usize, bytes: u64, used: Spent) -> bool {
     used.time > LONG * frames && used.faults >= SLOW_FAULTS * frames + bytes / BYTES_PER_FAULT
 }
 
-/// What a thread has used so far.
+/// Resources that a thread has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
     /// Time of the machine's monotonic clock.
@@ -123,7 +123,7 @@ pub struct Usage {
     pub waits: u64,
 }
 
-/// What a thread used of the worker's time.
+/// Time and page faults of a thread between two samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Spent {
     /// CPU time; with page faults that blocked, all time: a guest that punches a hole where its
@@ -134,7 +134,7 @@ pub struct Spent {
 }
 
 impl Usage {
-    /// What was used since `before`.
+    /// Returns what was used since `before`.
     pub fn since(self, before: Self) -> Spent {
         let faults = self.faults.saturating_sub(before.faults);
         // Without a page fault, others of our threads held a lock.
@@ -144,7 +144,7 @@ impl Usage {
     }
 }
 
-/// What a burst used.
+/// Resources that a burst used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BurstUsage {
     /// Until its frames were forwarded: spent on the ring and the memory of the sender alone.

@@ -237,7 +237,8 @@ impl Fdb {
         self.learn_on(mac, vlan, port, now_s, |_| Terms::default())
     }
 
-    /// The same; `terms`: those on which the port takes the address from the one that has it.
+    /// Learns as [`learn`](Self::learn) does; `terms`: those on which the port takes the address
+    /// from the one that has it.
     #[inline]
     pub fn learn_on(
         &self,

@@ -128,7 +128,7 @@ pub trait Egress: Send {
     fn disarm(&mut self);
 }
 
-/// How a peer wants frames spread over the egress queues of its port. A change is a new object.
+/// A peer's choice of egress queues for the frames to its port. A change is a new object.
 pub trait Steer: Send + Sync {
     /// Selects the queue, below `queues`, for a frame with this private head.
     fn queue(&self, head: &[u8], queues: u16) -> u16;

@@ -91,7 +91,7 @@ pub(crate) fn tagging(from: &Vlan, to: &Vlan, head: &[u8]) -> Tagging {
     from.classify(head).map_or(Tagging::Keep, |vid| to.tagging(vid, head))
 }
 
-/// The same for every frame without a tag.
+/// The change of tag that every frame without a tag needs, between ports with these VLANs.
 pub(crate) fn untagged_tagging(from: &Vlan, to: &Vlan) -> Tagging {
     tagging(from, to, &[])
 }

@@ -19,25 +19,25 @@ impl Ns {
     /// The longest duration, 584 years.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// This many nanoseconds.
+    /// Duration of `ns` nanoseconds.
     #[inline]
     pub const fn new(ns: u64) -> Self {
         Self(ns)
     }
 
-    /// This many microseconds.
+    /// Duration of `us` microseconds.
     #[inline]
     pub const fn from_us(us: u64) -> Self {
         Self(us.saturating_mul(1_000))
     }
 
-    /// This many milliseconds.
+    /// Duration of `ms` milliseconds.
     #[inline]
     pub const fn from_ms(ms: u64) -> Self {
         Self(ms.saturating_mul(1_000_000))
     }
 
-    /// This many seconds.
+    /// Duration of `secs` seconds.
     #[inline]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))

@@ -9,7 +9,7 @@ use crate::sys::{Engine, ReadBatch, WriteBatch};
 /// Most frames one batch moves in one system call; a longer batch takes several.
 pub(crate) const BATCH: usize = 64;
 
-/// How a batch is passed to the kernel.
+/// System calls that pass a batch to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
     /// io_uring if the kernel permits it, otherwise one of the others. Decided once, when the queue
@@ -40,7 +40,7 @@ impl TapFd {
         Self { engine: engine.unwrap_or_else(|_| Engine::plain()), fd }
     }
 
-    /// How batches are passed: `Auto` means io_uring for reads and writes.
+    /// System calls for batches: `Auto` means io_uring for reads and writes.
     pub fn batching(&self) -> Batching {
         self.engine.batching()
     }

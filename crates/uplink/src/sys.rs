@@ -70,7 +70,7 @@ impl Engine {
         }
     }
 
-    /// The same for writes only, without RWF_NOWAIT.
+    /// Creates an engine with a ring for writes only, without RWF_NOWAIT.
     pub(crate) fn with_ring_for_writes(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
         let unsupported = || Err(io::ErrorKind::Unsupported.into());
         let waits = !rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
@@ -103,7 +103,7 @@ impl Engine {
         self.run(fd, op)[0]
     }
 
-    /// How batches go.
+    /// System calls for batches.
     pub(crate) fn batching(&self) -> Batching {
         match (&self.ring, self.nowait) {
             (None, _) => Batching::Plain,

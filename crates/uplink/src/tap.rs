@@ -248,7 +248,7 @@ pub fn adopt(options: &TapOptions, queues: Vec<OwnedFd>, created: bool) -> Resul
 /// Queues of an interface that the starter of this process opened.
 #[derive(Debug)]
 pub struct InheritedTap {
-    /// As those of [`Tap`].
+    /// Descriptors of the queues, non-blocking, as those of [`Tap`].
     pub queues: Vec<Arc<OwnedFd>>,
     /// The interface, in whichever network namespace it is.
     pub name: String,

@@ -59,7 +59,7 @@ pub struct ConnectionState {
     received_fds: Vec<u32>,
 }
 
-/// When to read a connection next.
+/// Time of the next read from a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// When it is readable.
@@ -127,7 +127,7 @@ impl Connection {
         Self::charged(stream, charge, backend)
     }
 
-    /// As [`new`](Self::new), for a stream that was charged before it was accepted.
+    /// Creates a connection on a stream that was charged before it was accepted.
     pub fn charged(stream: UnixStream, charge: Option<Charge>, backend: Backend) -> Self {
         let stream = Socket {
             fd: ForeignFd::charged(stream.into(), charge, backend.account()),

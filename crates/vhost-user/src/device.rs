@@ -111,7 +111,7 @@ pub struct RingSetup {
     pub features: Features,
     /// Start position in the form of VRING_BASE.
     pub base: u32,
-    /// Where a packed ring's progress is written down for a successor of a killed process.
+    /// Ledger of a packed ring's progress, for a successor of a killed process.
     pub ledger: Option<Ledger>,
     /// Notifications from the driver.
     pub kick: Kick,
@@ -124,7 +124,7 @@ pub struct RingSetup {
 /// A kick descriptor, of a peer ([`ForeignFd`]) or our own.
 pub type KickFd = Arc<dyn AsFd + Send + Sync>;
 
-/// How a driver notifies a device.
+/// Means by which a driver notifies a device.
 #[derive(Clone)]
 pub enum Kick {
     /// An eventfd or a pipe becomes readable.
@@ -135,7 +135,7 @@ pub enum Kick {
     Poll,
 }
 
-/// How a device notifies a driver.
+/// Means by which a device notifies a driver.
 #[derive(Clone, Debug)]
 pub enum Call {
     /// An eventfd or a pipe of our own: eight bytes are written.

@@ -355,7 +355,7 @@ impl ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug)]
 pub enum ConnectionError {
     /// The front-end closed it. Not an error.

@@ -35,7 +35,7 @@ pub mod port;
 
 use os::SocketError;
 
-/// What to try after a socket error that only vhost-user knows of: either end can listen. To be
+/// Returns advice on a socket error that only vhost-user can give: either end can listen. To be
 /// appended to the error's own text.
 pub fn advice(error: &SocketError) -> &'static str {
     match error {

@@ -66,7 +66,7 @@ impl Front {
 
 #[cfg(test)]
 impl Front {
-    /// See [`Table::granted`].
+    /// Grants with these flags, as [`Table::granted`].
     pub(crate) fn granted(&self, flags: u16) -> Vec<u32> {
         self.0.grants.granted(flags)
     }

@@ -34,7 +34,7 @@ pub struct Diff {
 pub struct PortDiff {
     /// The wanted port.
     pub port: PortText,
-    /// What differs.
+    /// Settings that differ.
     pub settings: Vec<SettingDiff>,
 }
 

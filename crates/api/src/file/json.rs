@@ -21,7 +21,7 @@ use crate::schema::Entry;
 pub struct Invalid {
     /// Its key; `None`: the object as a whole.
     pub key: Option<String>,
-    /// What is wrong with it, and what to write.
+    /// Description of the error, and what to write.
     pub what: String,
 }
 

@@ -15,7 +15,7 @@ const REPLY_MAX: usize = 256 << 20;
 /// Longest wait for a part of a reply. An upgrade replies within 10 s.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What follows a head, until the connection ends.
+/// Bytes after the head of a reply, until the connection ends.
 pub type Stream = BufReader<UnixStream>;
 
 /// A connection to a server; it is kept for further requests.

@@ -7,7 +7,7 @@ use crate::json_schema;
 use crate::port::check_name;
 use crate::problem::Problem;
 
-/// Where a field is.
+/// Part of a request that holds a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A segment of the path.
@@ -46,7 +46,7 @@ pub enum Form {
 pub struct Field {
     /// Its name, that of the field of the request.
     pub name: &'static str,
-    /// Where it is.
+    /// Part of the request that holds it.
     pub place: Place,
     /// Its values.
     pub form: Form,

@@ -35,11 +35,11 @@ pub struct Form {
     pub word: &'static str,
     /// The arguments after the colon.
     pub args: Args,
-    /// When a queue is polled under it.
+    /// Text: when a queue is polled under it.
     pub polls: &'static str,
-    /// When a guest is called under it.
+    /// Text: when a guest is called under it.
     pub calls: &'static str,
-    /// What it is suited for.
+    /// Text: what it is suited for.
     pub good_for: &'static str,
 }
 

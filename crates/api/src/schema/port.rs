@@ -5,7 +5,7 @@ use super::check::{directory, interface, socket};
 use super::{Choice, Entry, Live, Type};
 use crate::queues::QUEUES_MAX;
 
-/// What a port attaches to.
+/// Kind of peer or interface that a port attaches to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A guest's virtio-net device.

@@ -129,8 +129,8 @@ impl Pace {
         })
     }
 
-    /// The same frames, at multiples of `tick` only: all that became due since the last one, at
-    /// most [`CATCH_UP`] times the rate.
+    /// Delays frames to multiples of `tick`: at each, all that became due since the last one
+    /// are sent, at most [`CATCH_UP`] times the rate.
     ///
     /// # Errors
     /// There is no rate; or the tick is 0 or longer than a second.
@@ -205,7 +205,7 @@ impl Pace {
         self.not_before = now + Ns::new((period / CATCH_UP) as u64);
     }
 
-    /// When the next frame is due; `now` if one is.
+    /// Returns the time at which the next frame is due; `now` if one is.
     pub fn next(&self, now: Instant) -> Instant {
         if self.due(now) > 0 {
             return now;

@@ -133,8 +133,8 @@ pub fn polled(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// As many descriptors as fit a message, with messages that take none or one, and inside messages
-/// that never end.
+/// Sends as many descriptors as fit a message, with messages that take none or one, and inside
+/// messages that never end.
 pub fn many(attack: &mut Attack<'_>) -> Result<(), Error> {
     let file = memfd(4096)?;
     let fds = vec![file.as_fd(); 32];

@@ -42,7 +42,7 @@ fn add_regions(raw: &Raw, file: &File) -> u64 {
         .count() as u64
 }
 
-/// As many regions as are accepted on every port; then one file is truncated and its ring used.
+/// Shares as many regions as are accepted on every port, then truncates one file and uses its ring.
 pub fn many_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
     while attack.on() {
         let mut held = Vec::new();

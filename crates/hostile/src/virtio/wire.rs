@@ -73,7 +73,7 @@ pub fn layout(ring: u32) -> Layout {
     Layout { size: SIZE, desc: at, driver: at + 0x8000, device: at + 0xc000 }
 }
 
-/// The same in the front-end's address space.
+/// Addresses of a ring in the front-end's address space.
 pub fn addr(ring: u32) -> VringAddr {
     let Layout { desc, driver, device, .. } = layout(ring);
     let [desc, avail, used] = [desc, driver, device].map(|a| a - GUEST + USER);

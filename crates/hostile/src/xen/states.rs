@@ -112,8 +112,8 @@ pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// As many connections to xenstore as are allowed, each with all its watches, and transactions that
-/// change as many nodes as a domain may have.
+/// Opens as many connections to xenstore as are allowed, each with all its watches, and commits
+/// transactions that change as many nodes as a domain may have.
 pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
     let path = attack.target().join("xenstored");
     while let Some(_guest) = attack.domain()? {

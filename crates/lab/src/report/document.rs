@@ -13,7 +13,7 @@ pub struct Document {
     pub command: String,
     /// Description of the machine: names and values.
     pub machine: Vec<(String, String)>,
-    /// How it was measured: repeats, seconds, runs left out.
+    /// Method: repeats, seconds, runs left out.
     pub method: Vec<(String, String)>,
     /// Whether the main result of the original study is confirmed.
     pub verdicts: Vec<Verdict>,
@@ -80,13 +80,13 @@ pub enum Part {
 pub struct Table {
     /// Its caption.
     pub title: String,
-    /// What has to be known to read it; may be empty.
+    /// Note that a reader needs; may be empty.
     pub note: String,
     /// Names of the columns, with units.
     pub columns: Vec<String>,
-    /// As many values in each as there are columns.
+    /// Rows, each with as many values as there are columns.
     pub rows: Vec<Vec<Value>>,
-    /// What repeats it: a command line.
+    /// Command line that repeats it.
     pub command: String,
 }
 
@@ -119,7 +119,7 @@ pub enum Value {
 pub struct Plot {
     /// Its caption.
     pub title: String,
-    /// What has to be known to read it; may be empty.
+    /// Note that a reader needs; may be empty.
     pub note: String,
     /// Name of the file without its ending: lower case, words joined by `-`; unique in a report.
     pub file: String,
@@ -133,9 +133,9 @@ pub struct Plot {
     pub right: String,
     /// Whether x and the left axis are logarithmic.
     pub log: (bool, bool),
-    /// What is drawn.
+    /// Series that are drawn.
     pub series: Vec<Series>,
-    /// What repeats it: a command line.
+    /// Command line that repeats it.
     pub command: String,
 }
 
@@ -163,9 +163,9 @@ pub struct Series {
 /// One point, with its error bar.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// Where.
+    /// Position on the x axis.
     pub x: f64,
-    /// How much.
+    /// Value on the y axis.
     pub y: f64,
     /// Lower end of the error bar; equal to `y` for none.
     pub low: f64,

@@ -99,7 +99,7 @@ pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> 
     })
 }
 
-/// How long runs take, in seconds.
+/// Returns how long runs take, in seconds.
 pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study, guest: GuestKind) -> f64 {
     let guests = |turn: &Turn| {
         let axis = turn.cell.0.iter().find(|(name, _)| name == "guests");

@@ -104,7 +104,7 @@ impl Nic {
         Self::start_at(stage, i, port, options, &format!("{}/16", address_of(i)))
     }
 
-    /// The same with another address: `10.1.0.2/24`.
+    /// Starts guest `i` as [`start`](Self::start) does, with this address, such as `10.1.0.2/24`.
     pub fn start_at(
         stage: &Stage,
         i: usize,
@@ -201,7 +201,7 @@ impl Gen {
         Self::start_as(stage, i, port, options, mode, Class::Normal)
     }
 
-    /// The same in another scheduling class.
+    /// Starts a generator as [`start`](Self::start) does, in this scheduling class.
     pub fn start_as(
         stage: &Stage,
         i: usize,
@@ -291,7 +291,7 @@ const GSO_SEGS_MAX: u32 = 4;
 /// delayed and arms no timer; a queue of 1 ms, which TCP fills.
 const TBF: &str = "rate 1gbit burst 250000 limit 125000";
 
-/// How the external network is attached to the switch.
+/// Attachment of the external network to the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// Directly: the switch's TAP interface is in the namespace. No rate limit; the peer is the

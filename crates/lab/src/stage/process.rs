@@ -59,7 +59,7 @@ pub fn folder() -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix("pvl-").tempdir_in(std::path::absolute(base)?)
 }
 
-/// Where a process runs.
+/// Place where a process runs: namespace and CPUs.
 #[derive(Clone, Copy, Default)]
 pub struct Place<'a> {
     /// Its network namespace; `None`: the lab's own.

@@ -205,7 +205,8 @@ impl Switch {
         self.wait_up_while(count, || Ok(()))
     }
 
-    /// The same, but fails as soon as `guests` does: a guest that has ended will not connect.
+    /// Waits until `count` ports are up; fails as soon as `guests` does: a guest that has ended
+    /// will not connect.
     pub fn wait_up_while(
         &self,
         count: usize,
@@ -347,7 +348,7 @@ impl Count {
         self.sum(0, ports, counter)
     }
 
-    /// The same of an egress counter.
+    /// Egress counter, summed over the ports whose names start with `ports`.
     pub fn egress(&self, ports: &str, counter: &str) -> f64 {
         self.sum(1, ports, counter)
     }

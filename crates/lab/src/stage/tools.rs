@@ -159,7 +159,7 @@ impl Traffic {
     }
 }
 
-/// How an address is pinged.
+/// Plan of pings to an address.
 #[derive(Clone, Copy, Debug)]
 pub struct PingPlan {
     /// Time from one request to the next.

@@ -31,7 +31,7 @@ pub struct Bulk<'a> {
     pub nic: NicOptions,
     /// Options of the switch.
     pub switch: SwitchOptions,
-    /// How the external network is attached.
+    /// Attachment of the external network.
     pub link: Link,
     /// Whether guests send; otherwise they receive.
     pub from_guests: bool,
@@ -238,7 +238,8 @@ pub fn gigabit_tcp() -> f64 {
     LINK_BITS_PER_S * (1500.0 - TCP_HEADERS) / f64::from(14 + 1500 + FRAME_OVERHEAD)
 }
 
-/// The same for datagrams of `len` bytes, which are fragmented above an MTU of 1500.
+/// Returns the maximum UDP payload on a gigabit link, in bit/s, for datagrams of `len` bytes,
+/// which are fragmented above an MTU of 1500.
 pub fn gigabit_udp(len: u32) -> f64 {
     let mut left = len + 8;
     let mut octets = 0;

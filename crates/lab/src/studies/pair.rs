@@ -15,7 +15,8 @@ use crate::study::{Better, Figures, Measure};
 
 /// Length of the warm-up before a window, in seconds.
 pub const WARM_S: f64 = 0.3;
-/// The same without traffic: `timer` stops after 0.1 s, and `adaptive` learns the cost of sleeping.
+/// Length of the warm-up without traffic: `timer` stops after 0.1 s, and `adaptive` learns the cost
+/// of sleeping.
 pub const WARM_IDLE_S: f64 = 0.5;
 /// Overhead of a run beyond its window: warm-up, start and end, in seconds.
 pub const OVERHEAD_S: f64 = 1.0;

@@ -21,7 +21,7 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
         Self { read, results: BTreeMap::new(), checked: 0 }
     }
 
-    /// What is wrong with a document, a line for each marker.
+    /// Returns the errors of a document, a line for each marker.
     pub fn check(&mut self, name: &str, text: &str) -> Vec<String> {
         let mut wrong = Vec::new();
         let (mut query, mut end) = (None, 0);

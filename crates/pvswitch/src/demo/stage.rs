@@ -23,7 +23,7 @@ const READY_MAX: Duration = Duration::from_secs(10);
 
 /// Settings shared by all stages of a demo.
 pub struct Setting {
-    /// This program.
+    /// Path of this program.
     pub exe: PathBuf,
     /// Private directory.
     pub dir: PathBuf,

@@ -93,7 +93,7 @@ impl Clients {
         all.find_map(|(token, client)| Some((*token, client.why.take_if(|why| why.at <= now)?)))
     }
 
-    /// When the next one is disconnected, or replied to.
+    /// Time at which the next one is disconnected, or replied to.
     pub(super) fn due(&self) -> Option<Instant> {
         let whys = self.all.values().filter_map(|client| client.why.as_ref()).map(|why| why.at);
         self.all.values().filter_map(Client::ends).chain(whys).min()

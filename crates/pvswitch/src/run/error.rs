@@ -85,7 +85,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// As the reply to a request.
+    /// Returns the reply to the request that failed.
     pub fn problem(&self) -> Problem {
         let (status, field, remedy) = match self {
             Self::DuplicatePort(_) => (409, Some("path.name"), "use another name, or remove it"),

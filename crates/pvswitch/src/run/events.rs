@@ -70,12 +70,12 @@ pub(super) struct Events {
     is_watched: bool,
     /// Until when they are without a client of the stream.
     watched_until: Option<Instant>,
-    /// When counters are compared next.
+    /// Time at which counters are compared next.
     samples_at: Option<Instant>,
 }
 
 impl Events {
-    /// When counters are compared next.
+    /// Time at which counters are compared next.
     pub(super) fn due(&self) -> Option<Instant> {
         self.samples_at
     }

@@ -35,7 +35,7 @@ pub(super) struct Offer {
     pub(super) command_line: ConfigText,
     pub(super) include: Option<PathBuf>,
     pub(super) duration_left_ms: Option<u64>,
-    /// When it was made, on the machine's monotonic clock, in ns.
+    /// Time at which it was made, on the machine's monotonic clock, in ns.
     pub(super) made_ns: u64,
     /// Costs of sleeping on this machine, in ns: wake, wake_late, nap, nap_late.
     pub(super) costs_ns: [u64; 4],
@@ -95,7 +95,7 @@ pub(super) enum Reply {
 /// State that workers change, after they stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Handed {
-    /// When they stopped, on the machine's monotonic clock, in ns.
+    /// Time at which they stopped, on the machine's monotonic clock, in ns.
     pub(super) stopped_ns: u64,
     pub(super) ports: Vec<PortHanded>,
     /// Addresses learned since the offer.

@@ -37,7 +37,8 @@ impl System {
         Ok(Listener::inherited(self.activated_one(what, name)?, path)?)
     }
 
-    /// Takes the listener of `--http`, if it was inherited: from the previous process, or the starter.
+    /// Takes the listener of `--http`, if it was inherited: from the previous process, or the
+    /// starter.
     pub(super) fn take_http(&mut self) -> Result<Option<http::Inherited>, RunError> {
         let name = match (self.inherited.http.take(), &self.options.http) {
             (None, Some(api::Address::Inherited(name))) => name,

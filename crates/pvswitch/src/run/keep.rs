@@ -156,7 +156,7 @@ impl Store {
     }
 }
 
-/// What is kept, and what of it has changed.
+/// State that is kept, and which of it has changed.
 pub struct Keep {
     pub(super) store: Store,
     pub(super) live: StateFile,
@@ -207,7 +207,7 @@ impl Keep {
         self.store.export(fds)
     }
 
-    /// What workers set when they wake up.
+    /// Flag that workers set when they wake up.
     pub(super) fn active(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.active)
     }
@@ -408,7 +408,7 @@ impl System {
 
     // ---- counters and addresses ----
 
-    /// When counters are to be written.
+    /// Time at which counters are to be written.
     pub(super) fn live_due(&self) -> Option<Instant> {
         self.keep.as_ref().and_then(|keep| keep.due)
     }

@@ -51,7 +51,7 @@ impl Manager {
         Self { exists, ping, sent: String::new(), status: None, status_at: now }
     }
 
-    /// When [`tick`](Self::tick) has something to send.
+    /// Time at which [`tick`](Self::tick) has something to send.
     pub(super) fn due(&self) -> Option<Instant> {
         let status = self.status.as_ref().map(|_| self.status_at);
         self.ping.map(|(_, at)| at).into_iter().chain(status).min()

@@ -22,16 +22,16 @@ const QUICK_NS: u64 = 1_000_000_000;
 /// So many of them in a row, and connections are not restored.
 const QUICK_MAX: u32 = 2;
 
-/// What a process has at its start.
+/// State that a process has at its start.
 #[derive(Default)]
 pub struct Start {
     /// A switch to continue.
     pub takeover: Option<Takeover>,
-    /// Where the state is kept.
+    /// Store of the state, if it is kept.
     pub keep: Option<Keep>,
     /// Descriptors of the starter that are not of the store.
     pub(super) activated: Vec<(String, OwnedFd)>,
-    /// What went wrong before there was a log.
+    /// Errors from before there was a log.
     pub(super) errors: Vec<String>,
 }
 

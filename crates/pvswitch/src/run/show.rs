@@ -61,7 +61,7 @@ impl System {
         self.by_number().into_iter().map(|port| self.show_port(port)).collect()
     }
 
-    /// What all ports use of their limits.
+    /// Returns what all ports use of their limits.
     pub(super) fn accounts(&self) -> Value {
         let ports = self.ports.iter().map(|(name, state)| (name, accounts::account(state)));
         let ports: serde_json::Map<_, _> = ports.map(|(name, of)| (name.clone(), of)).collect();

@@ -19,7 +19,7 @@ impl PortState {
         }
     }
 
-    /// How long each stalled queue has been without buffers, in seconds.
+    /// Returns how long each stalled queue has been without buffers, in seconds.
     pub(super) fn stalled_s(&self, now: time::Instant) -> Vec<u64> {
         let stalled = self.port.egress.iter().filter_map(|queue| queue.stalled_for(now));
         stalled.map(|time| time.times(Ns::from_secs(1))).collect()

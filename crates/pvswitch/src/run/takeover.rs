@@ -58,14 +58,14 @@ pub(super) enum Source {
     Store(Box<Left>),
 }
 
-/// What a killed process left besides the offer.
+/// State that a killed process left besides the offer.
 #[derive(Default)]
 pub(super) struct Left {
     /// Counters and addresses as they were at most a second before.
     pub(super) handed: Handed,
     /// Ids of ports whose connections cannot go on, and why.
     pub(super) lost: BTreeMap<u16, &'static str>,
-    /// When its end was noticed, on the machine's monotonic clock, in ns.
+    /// Time at which its end was noticed, on the machine's monotonic clock, in ns.
     pub(super) ended_ns: u64,
 }
 
@@ -81,11 +81,11 @@ pub(super) struct Inherited {
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
-    /// What the starter of this process, or of the first one before it, has passed, by name.
+    /// Descriptors by name that the starter of this process, or of the first before it, passed.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
 
-/// How this process came to its switch.
+/// Record of a takeover: from which process, and how long nothing was forwarded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TakenOver {
     /// The previous process.

@@ -38,7 +38,7 @@ pub(super) struct VhostPort {
     pub(super) listener: Option<Listener>,
     pub(super) connection: Option<Connection>,
     pub(super) backoff: Backoff,
-    /// When the connection was made.
+    /// Time of the connection.
     pub(super) since: Instant,
     /// Client mode: when to connect again.
     pub(super) retry: Option<Instant>,

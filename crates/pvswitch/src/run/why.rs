@@ -18,7 +18,7 @@ const WAITING_MAX: usize = 16;
 pub(super) struct Why {
     name: String,
     before: Value,
-    /// When the second sample is taken.
+    /// Time of the second sample.
     pub(super) at: Instant,
 }
 

@@ -12,7 +12,7 @@ pub struct Column {
     pub width: (usize, usize),
     /// Numbers are aligned to the right.
     pub right: bool,
-    /// If there is no room, columns of the highest rank are hidden first; rank 0 never.
+    /// Rank of the column: without room, those of the highest are hidden first; 0 never.
     pub rank: u8,
 }
 

@@ -33,7 +33,7 @@ pub struct Cause {
     pub name: &'static str,
     /// Which frames it counts.
     pub what: &'static str,
-    /// What to do.
+    /// Remedy: what to do.
     pub remedy: &'static str,
     /// Whether it counts frames on a healthy network, too.
     pub normal: bool,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// How much a finding explains; the most comes first.
+/// Importance of a finding; the most important comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     /// No frame arrives.
@@ -32,7 +32,7 @@ impl Rank {
 /// One reason, and what to do about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// How much it explains.
+    /// Importance.
     pub rank: Rank,
     /// Name for scripts: that of a counter, or a word.
     pub cause: String,
@@ -40,9 +40,9 @@ pub struct Finding {
     pub frames: Option<u64>,
     /// Frames per second between the samples.
     pub per_second: f64,
-    /// What is the case.
+    /// Description of the finding.
     pub what: String,
-    /// What to do.
+    /// Remedy: what to do.
     pub remedy: String,
 }
 

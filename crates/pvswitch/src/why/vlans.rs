@@ -32,7 +32,7 @@ impl Vlans {
         ours.iter().any(|a| theirs.iter().any(|b| a.start() <= b.end() && b.start() <= a.end()))
     }
 
-    /// As in options.
+    /// Returns the text of the option.
     pub fn text(&self) -> String {
         let Self::Some(all) = self else { return "any".into() };
         let range = |r: &RangeInclusive<u16>| match (r.start(), r.end()) {

@@ -107,7 +107,7 @@ impl DeviceQueue {
         self.take_more(memory, max, out)
     }
 
-    /// As [`take`](Self::take), but appends to the chains in `out`, up to `max` chains in all;
+    /// Takes chains as [`take`](Self::take) does, and appends them to `out`, up to `max` in all;
     /// chains already in `out` are not read again. Returns the number added. If the ring has
     /// nothing new, or `out` [is cut](Taken::is_cut), the cost is at most one load.
     ///

@@ -164,7 +164,7 @@ impl DriverQueue {
         }
     }
 
-    /// As [`arm`](Self::arm), but requests a call only after `n` more of the chains in flight are
+    /// Arms as [`arm`](Self::arm) does, for a call only after `n` more of the chains in flight are
     /// used. A ring that cannot express that (no event index; packed, and IN_ORDER or some chain of
     /// several descriptors) requests one at the next, so the caller must re-check the count when
     /// woken.

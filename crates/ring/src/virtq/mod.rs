@@ -61,11 +61,11 @@ pub struct Layout {
 pub struct ModelledRing {
     /// Number of descriptors.
     pub size: u16,
-    /// See [`Layout::desc`].
+    /// Area of [`Layout::desc`].
     pub desc: shm::Area,
-    /// See [`Layout::driver`].
+    /// Area of [`Layout::driver`].
     pub driver: shm::Area,
-    /// See [`Layout::device`].
+    /// Area of [`Layout::device`].
     pub device: shm::Area,
 }
 
@@ -86,7 +86,7 @@ impl ModelledRing {
     }
 }
 
-/// Why a ring cannot be activated. All are the driver's or front-end's fault.
+/// Reason why a ring cannot be activated. All are the driver's or front-end's fault.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LayoutError {
     /// The size is zero, too large, or (split) not a power of two.
@@ -197,9 +197,9 @@ pub struct Chain {
     pub slots: u16,
     /// Index of its first buffer in [`Taken::bufs`].
     pub first: u32,
-    /// How many of its buffers the device reads; they come first.
+    /// Number of its buffers that the device reads; they come first.
     pub reads: u16,
-    /// How many the device may write.
+    /// Number of its buffers that the device may write.
     pub writes: u16,
 }
 

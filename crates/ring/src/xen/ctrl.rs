@@ -77,7 +77,7 @@ impl FrontCtrl {
         Self::starting_at(area, 0)
     }
 
-    /// As [`new`](Self::new), with all indices at `start` (tests start before the wrap).
+    /// Creates a ring with all indices at `start` (tests start before the wrap).
     pub fn starting_at(area: Area, start: u32) -> Self {
         Self { ring: Front::new(area, CTRL_SLOT_LEN, start) }
     }

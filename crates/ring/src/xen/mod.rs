@@ -47,7 +47,7 @@ pub const SLOTS_FATAL: usize = 22;
 /// Extra infos of one packet; a packet with more is refused.
 pub const EXTRAS_MAX: usize = 18;
 
-/// Why a back half cannot attach to a ring.
+/// Reason why a back half cannot attach to a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachError {
     /// The area holds not even one slot.

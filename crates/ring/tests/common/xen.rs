@@ -34,7 +34,7 @@ impl Raw {
         Self::new(size, TX_SLOT_LEN)
     }
 
-    /// The same of rx slots.
+    /// Creates a ring of rx slots.
     pub fn rx(size: u32) -> Self {
         Self::new(size, RX_SLOT_LEN)
     }

@@ -32,13 +32,13 @@ const HOME_S: u32 = 300;
 pub struct Terms {
     /// The other port's `mac=` lists the address, and this port's does not: it never moves.
     pub is_locked: bool,
-    /// This port's `mac=` lists the address: it always moves, and this is its home.
+    /// Whether this port's `mac=` lists the address: it always moves, and this is its home.
     pub is_owner: bool,
     /// Seconds for which an address that flaps is not taken; 0: it moves nevertheless.
     pub block_s: u32,
 }
 
-/// What became of an address that another port has.
+/// Result of a claim to an address that another port has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
     /// It moves.

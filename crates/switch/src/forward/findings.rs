@@ -3,7 +3,7 @@
 use crate::fdb::{Flap, Mac, PortId};
 use crate::port::Fault;
 
-/// What forwarding found out that its caller must act on.
+/// Results of forwarding that its caller must act on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Findings {

@@ -12,7 +12,7 @@ use crate::stats::IngressStats;
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
 
-/// Whose counter counts a frame that cannot be segmented.
+/// Sender whose counter counts a frame that cannot be segmented.
 pub(super) enum Senders<'a> {
     /// The sender of one burst.
     One(&'a IngressStats),
@@ -97,7 +97,7 @@ pub struct HeldCopy {
     pub from: Option<Arc<IngressStats>>,
 }
 
-/// What [`Forwarder::arm_blocked`] found.
+/// Result of [`Forwarder::arm_blocked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct ArmedFull {
@@ -360,7 +360,8 @@ impl Forwarder {
         self.retry_with(all, now, |_, _| {})
     }
 
-    /// The same. `done` is called after each destination, so that the caller can charge its time.
+    /// Delivers as [`retry`](Self::retry) does, and calls `done` after each destination, so that
+    /// the caller can charge its time.
     pub fn retry_with(
         &mut self,
         all: bool,

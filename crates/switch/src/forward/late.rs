@@ -24,8 +24,9 @@ impl Forwarder {
         self.notify_due_with(now, rests, |_, _| {})
     }
 
-    /// The same. `done` is called after each destination to which held frames were
-    /// [delivered](Self::delivers_due), so that the caller can charge its time.
+    /// Notifies as [`notify_due`](Self::notify_due) does, and calls `done` after each destination
+    /// to which held frames were [delivered](Self::delivers_due), so that the caller can charge
+    /// its time.
     pub fn notify_due_with(
         &mut self,
         now: Instant,

@@ -65,7 +65,7 @@ impl Forwarder {
         rate.charge(frames, bytes, now);
     }
 
-    /// When the port's rate permits the next burst, if not now.
+    /// Time at which the port's rate permits the next burst, if not now.
     #[cold]
     pub(crate) fn rate_due(&self, from: &Source, now: Instant) -> Option<Instant> {
         let due = self.rate_in(from)?.due(now);

@@ -29,7 +29,7 @@ pub struct SlowDelivery {
     pub took: Ns,
 }
 
-/// What a worker measures of its deliveries.
+/// Measurements of a worker's deliveries.
 #[derive(Default)]
 pub(super) struct Slow {
     /// What the thread has used; `None`: nothing is measured.

@@ -23,7 +23,7 @@ const COPIES_MAX: usize = 4 * BURST_MAX;
 /// Most bytes of these, together.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Where copies of a port's frames go.
+/// Mirror port of a port's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The mirror port.

@@ -21,7 +21,7 @@ pub(super) struct Retagged {
 }
 
 impl Forwarder {
-    /// As `cross`, with rules: heads are copied and checked, and nothing is learned.
+    /// Forwards as `cross` does, with rules: heads are copied and checked, nothing is learned.
     #[cold]
     pub(super) fn cross_ruled(&mut self, from: &Source, burst: &mut Burst<'_>, tenants: &Tenants) {
         let to = PortId(from.port.0 ^ 1);

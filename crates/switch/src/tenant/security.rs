@@ -61,7 +61,7 @@ struct Usual {
     value: [u64; 3],
 }
 
-/// Why a frame is refused.
+/// Reason why a frame is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Source address in Ethernet.

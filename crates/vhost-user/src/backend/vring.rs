@@ -24,7 +24,8 @@ pub(super) struct Vring {
     /// `None`: the default at a ring's start.
     pub(super) enabled: Option<bool>,
     pub(super) running: bool,
-    /// It ran in the process that it was imported from, and starts when its position is known.
+    /// Whether it ran in the process that it was imported from, and starts when its position is
+    /// known.
     pub(super) resumes: bool,
 }
 
@@ -37,7 +38,7 @@ impl Vring {
     }
 }
 
-/// How the front-end wants to be notified.
+/// Means by which the front-end wants to be notified.
 #[derive(Default)]
 pub(super) enum Notify {
     /// Not set: in band if that is negotiated, otherwise not at all.

@@ -39,7 +39,7 @@ impl Node {
 #[derive(Debug)]
 pub struct Change {
     pub path: String,
-    /// Only watches of exactly this node are notified: it was removed with a parent.
+    /// Whether only watches of exactly this node are notified: it was removed with a parent.
     pub exact: bool,
     pub readers: Vec<Arc<Node>>,
     /// Number of versions from the first change; the others are from the last one.

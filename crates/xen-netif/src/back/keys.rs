@@ -105,7 +105,7 @@ pub struct FrontFeatures {
     pub no_csum_offload: bool,
     /// IPv6 checksums may be blank.
     pub ipv6_csum_offload: bool,
-    /// It sends an event when it has posted buffers.
+    /// Whether it sends an event when it has posted buffers.
     pub rx_notify: bool,
     /// Both ends support smart poll.
     pub smart_poll: bool,
@@ -143,7 +143,7 @@ pub struct Request {
 pub struct Refused {
     /// For the `error` node.
     pub errno: Errno,
-    /// What is wrong, and where.
+    /// Description of the error, with the key.
     pub text: String,
 }
 

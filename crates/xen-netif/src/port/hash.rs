@@ -16,11 +16,11 @@ pub const MAPPING_MAX: usize = 128;
 pub mod hash_type {
     /// IPv4 source and destination address.
     pub const IPV4: u32 = 1 << 0;
-    /// The same and the TCP ports.
+    /// IPv4 addresses and TCP ports.
     pub const IPV4_TCP: u32 = 1 << 1;
     /// IPv6 source and destination address.
     pub const IPV6: u32 = 1 << 2;
-    /// The same and the TCP ports.
+    /// IPv6 addresses and TCP ports.
     pub const IPV6_TCP: u32 = 1 << 3;
     /// All types.
     pub const ALL: u32 = IPV4 | IPV4_TCP | IPV6 | IPV6_TCP;
@@ -34,7 +34,7 @@ pub mod algorithm {
     pub const TOEPLITZ: u8 = 1;
 }
 
-/// How a guest's received frames are spread over its queues. Immutable once published.
+/// Spread of a guest's received frames over its queues. Immutable once published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steering {
     /// An [`algorithm`].

@@ -507,7 +507,7 @@ fn unless_missing<R>(got: Result<R, StoreError>) -> Result<Option<R>, StoreError
 }
 
 impl Transaction<'_> {
-    /// See [`Store::read`].
+    /// Reads a node in this transaction, as [`Store::read`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -516,7 +516,7 @@ impl Transaction<'_> {
         Ok(got.map(|value| String::from_utf8_lossy(&value).into_owned()))
     }
 
-    /// See [`Store::write`].
+    /// Writes a node in this transaction, as [`Store::write`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -524,7 +524,7 @@ impl Transaction<'_> {
         self.request(Kind::Write, "write", path, &[value.as_bytes()]).map(drop)
     }
 
-    /// See [`Store::mkdir`].
+    /// Creates a node in this transaction, as [`Store::mkdir`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -532,7 +532,7 @@ impl Transaction<'_> {
         self.request(Kind::Mkdir, "mkdir", path, &[]).map(drop)
     }
 
-    /// See [`Store::rm`].
+    /// Removes a node in this transaction, as [`Store::rm`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -540,7 +540,7 @@ impl Transaction<'_> {
         unless_missing(self.request(Kind::Rm, "rm", path, &[])).map(drop)
     }
 
-    /// See [`Store::list`].
+    /// Lists children of a node in this transaction, as [`Store::list`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -579,7 +579,7 @@ impl Transaction<'_> {
         Err(StoreError::Conflict { name: self.store.name.clone(), tries: TRIES })
     }
 
-    /// See [`Store::perms`].
+    /// Returns permissions of a node in this transaction, as [`Store::perms`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -589,7 +589,7 @@ impl Transaction<'_> {
         perms.ok_or_else(|| self.store.malformed(format!("permissions {:?}", text(&got))))
     }
 
-    /// See [`Store::set_perms`].
+    /// Sets permissions of a node in this transaction, as [`Store::set_perms`].
     ///
     /// # Errors
     /// [`StoreError`].

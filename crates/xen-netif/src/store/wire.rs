@@ -154,7 +154,7 @@ impl fmt::Display for Errno {
 /// Header of a message. `kind` is not validated: a peer may send any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// See [`Kind`].
+    /// Number of the [`Kind`].
     pub kind: u32,
     /// Chosen by the sender of a request, repeated in the reply.
     pub req_id: u32,

@@ -3,16 +3,16 @@
 use crate::error::Fail;
 use crate::stage::{NicOptions, Proto, Stage, SwitchOptions};
 
-/// What two generators and their switch do by default: the base of all settings.
+/// Name of the defaults of two generators and their switch: the base of all settings.
 pub const DEFAULT: &str = "default";
 
 /// A row of the original study's table of time-outs.
 pub struct Timeout {
     /// Its name there.
     pub name: &'static str,
-    /// When the guest is called.
+    /// Policy of calls of the guest.
     pub call: &'static str,
-    /// When the switch looks for frames of the host.
+    /// Policy of polls for frames of the host.
     pub outside: &'static str,
 }
 

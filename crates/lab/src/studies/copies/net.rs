@@ -66,7 +66,7 @@ impl End {
     }
 }
 
-/// What is to be built.
+/// Network to be built.
 pub struct Plan {
     router: bool,
     filter: bool,
@@ -76,7 +76,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// As a cell has it.
+    /// Returns the network of a cell.
     pub fn of(cell: &Cell) -> Self {
         Self {
             router: cell.get("mode") == "router",
@@ -265,7 +265,7 @@ impl Plan {
     }
 }
 
-/// What the switches of one host counted.
+/// Counters of the switches of one host.
 pub struct Counts {
     one_switch: bool,
     counts: Vec<Count>,
@@ -307,7 +307,7 @@ impl Counts {
         payload / self.counts.first().map_or(1.0, |count| count.seconds)
     }
 
-    /// How often each byte was copied on its way, by the switches and by the kernel for them.
+    /// Returns how often each byte was copied on its way, by the switches and by the kernel.
     ///
     /// What a guest sends is copied once: into another guest, or by the kernel as it is written to
     /// a TAP. What comes from a TAP is copied as it is read, and, unless that was straight into the

@@ -21,7 +21,7 @@ fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<
         .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
 }
 
-/// What must hold, judged by counts.
+/// Returns the verdict on what must hold, judged by counts.
 pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let of = |run: &Done, name: &str| run.figures.get(name).copied();
     let mut bad: BTreeMap<&str, Vec<String>> = BTreeMap::new();

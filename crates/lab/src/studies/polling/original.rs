@@ -12,7 +12,7 @@ pub struct Row {
     pub size: u32,
     /// Throughput in Mbit/s, CPU of dom0 and of all guests in per cent, without the patch.
     pub without: [f64; 3],
-    /// The same with it.
+    /// Throughput in Mbit/s, CPU of dom0 and of all guests in per cent, with the patch.
     pub with: [f64; 3],
 }
 

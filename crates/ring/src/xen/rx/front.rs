@@ -139,7 +139,7 @@ impl FrontRx {
         Self::starting_at(area, 0)
     }
 
-    /// As [`new`](Self::new), with all indices at `start` (tests begin before the wrap).
+    /// Creates a ring with all indices at `start` (tests begin before the wrap).
     pub fn starting_at(area: Area, start: u32) -> Self {
         let smart_poll = SmartPoll::new(area.clone());
         let ring = Front::new(area, RX_SLOT_LEN, start);
@@ -270,7 +270,8 @@ impl FrontRx {
         self.ring.arm(1)
     }
 
-    /// As [`arm`](Self::arm), but for the `n`th response from now, or the last outstanding one.
+    /// Arms as [`arm`](Self::arm) does, for the `n`th response from now, or the last
+    /// outstanding one.
     pub fn arm_after(&mut self, n: u32) -> Armed {
         self.ring.arm(n)
     }

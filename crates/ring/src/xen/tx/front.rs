@@ -28,7 +28,7 @@ impl FrontTx {
         Self::starting_at(area, 0)
     }
 
-    /// As [`new`](Self::new), with all indices at `start` (tests begin before the wrap).
+    /// Creates a ring with all indices at `start` (tests begin before the wrap).
     pub fn starting_at(area: Area, start: u32) -> Self {
         let ring = Front::new(area, TX_SLOT_LEN, start);
         let pending = vec![None; index(ring.page.size)].into();
@@ -143,8 +143,8 @@ impl FrontTx {
         self.ring.arm(1)
     }
 
-    /// As [`arm`](Self::arm), but for the `n`th response from now (those to extra infos count), or
-    /// the last outstanding one.
+    /// Arms as [`arm`](Self::arm) does, for the `n`th response from now (those to extra infos
+    /// count), or the last outstanding one.
     pub fn arm_after(&mut self, n: u32) -> Armed {
         self.ring.arm(n)
     }
