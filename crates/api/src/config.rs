@@ -184,7 +184,7 @@ impl Config {
             let Some(peer) = peer(port) else { continue };
             if let Some(other) = peers.insert(peer.clone(), &port.name) {
                 let name = &port.name;
-                let what = format!("port '{name}': {peer} is that of port '{other}', too");
+                let what = format!("port '{name}': {peer} is already used by port '{other}'");
                 found.push((part(), what));
             }
         }

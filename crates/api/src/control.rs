@@ -122,10 +122,10 @@ pub enum ControlError {
         uid: u32,
     },
     /// The connection failed.
-    #[error("the switch did not answer: {0}")]
+    #[error("no reply from the switch: {0}; see its log")]
     Io(#[from] std::io::Error),
     /// The reply is malformed.
-    #[error("the switch's answer is not JSON: {0}")]
+    #[error("the switch's reply is not JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The request was refused.
     #[error("{0}")]

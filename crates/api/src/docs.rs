@@ -130,7 +130,7 @@ fn port_table() -> String {
             table += &row(&["", &form, &format!("`{name}=`"), what]);
         }
     }
-    let what = "limit on what the peer of this port may make the switch spend";
+    let what = "limit on resources that its peer may use";
     table + &row(&["", "`limit-NAME=N`", "[accounts](#accounts)", what])
 }
 

@@ -51,8 +51,8 @@ pub fn ports() -> String {
     let limits = common().filter_map(|option| option.name.strip_prefix(LIMIT));
     let limits = limits.collect::<Vec<_>>().join(", ");
     let what = format!(
-        "limit on what its peer may make the switch spend; NAME is one of {limits}; bytes also \
-         as 512K, 64M, 16G, 4T"
+        "limit on resources that its peer may use; NAME is one of {limits}; bytes also as 512K, \
+         64M, 16G, 4T"
     );
     line(&mut text, 6, "limit-NAME=N", &what);
     text

@@ -256,7 +256,7 @@ fn check_xen(args: &ConnectOptions, settings: &Settings) -> Result<(), String> {
         ("--set checks=off", !settings.checks),
     ] {
         if set {
-            return Err(format!("{what}: not supported by Xen rings; leave it out"));
+            return Err(format!("{what}: not supported by Xen rings; omit it"));
         }
     }
     Ok(())

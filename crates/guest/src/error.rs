@@ -21,7 +21,7 @@ pub enum Error {
     /// The interface cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The switch broke the ring protocol.
+    /// The switch violated the ring protocol.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// A system call failed.

@@ -141,7 +141,7 @@ impl Options {
             replay::check(self.mode, &self.to)?;
         }
         if self.control.is_some() && self.replay {
-            let what = "--control: not with --replay or --mode idle, which use no policies";
+            let what = "--control: not supported with --replay, which uses no policies";
             return Err(Error::Usage(what.into()));
         }
         if self.frames.is_some() && self.mode == Mode::Echo {

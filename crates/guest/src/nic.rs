@@ -106,7 +106,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         let mut session = Session { guest, taps, sources, reporter, carrier, control };
         match session.serve(&go_on) {
             Ok(()) => {}
-            Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
+            Err(error) => tracing::warn!("the switch violated the ring protocol: {error}"),
         }
         session.reporter.report(&mut session.guest);
         if go_on() {

@@ -15,7 +15,7 @@ pub use self::xen::{Channel, FRAME_MAX, XenRx, XenTx};
 /// ring; for Xen rings it is converted to and from flags and extra infos.
 pub const HDR_LEN: usize = 12;
 
-/// The switch broke the ring protocol; the connection must be closed.
+/// The switch violated the ring protocol; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// On a virtqueue.

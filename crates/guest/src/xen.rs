@@ -132,11 +132,11 @@ pub enum XenError {
     /// The handshake failed.
     #[error("the vif's handshake failed: {0}")]
     Handshake(#[from] Failure),
-    /// The switch broke the protocol of the control ring.
-    #[error("the switch broke the protocol of the control ring: {0}; use static=off,hash=off")]
+    /// The switch violated the protocol of the control ring.
+    #[error("the switch violated the protocol of the control ring: {0}; use static=off,hash=off")]
     Control(#[from] ring::xen::Malformed),
-    /// The switch broke the protocol of a tx ring.
-    #[error("the switch broke the ring protocol: {0}")]
+    /// The switch violated the protocol of a tx ring.
+    #[error("the switch violated the ring protocol: {0}")]
     Ring(#[from] Malformed),
     /// The vif does not exist.
     #[error(
@@ -150,7 +150,7 @@ pub enum XenError {
         have: Vec<u16>,
     },
     /// Its keys are invalid.
-    #[error("{key} is '{value}', not the number of a domain; did a toolstack make this vif?")]
+    #[error("{key} is '{value}', not the number of a domain; was this vif created by a toolstack?")]
     BadKey {
         /// Which.
         key: String,
@@ -326,7 +326,7 @@ impl XenLink {
             answers = ctrl.finish(KEEP_MAX)?;
             self.hashed = ctrl.is_hashed();
             if !self.hashed {
-                let why = if answers { "refuses" } else { "did not answer in time" };
+                let why = if answers { "refuses" } else { "did not reply in time" };
                 tracing::info!("no hash: the back end {why}; it chooses queues itself");
             }
         }
@@ -350,7 +350,7 @@ impl XenLink {
         self.kept = ctrl.kept();
         let Kept { grants, of, refusals } = self.kept;
         let why = match (answered, refusals - before) {
-            (false, _) => "; it did not answer in time",
+            (false, _) => "; it did not reply in time",
             (true, 0) => "",
             (true, _) => "; it refused more",
         };

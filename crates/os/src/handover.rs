@@ -33,7 +33,7 @@ const LEN_MAX: u64 = 1 << 32;
 pub enum HandoverError {
     /// The other process ended or closed its end.
     Closed,
-    /// The other process did not answer in time.
+    /// The other process did not reply in time.
     Late,
     /// What came is not a state of this program.
     Foreign,
@@ -54,7 +54,7 @@ impl fmt::Display for HandoverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("it ended before it took over"),
-            Self::Late => f.write_str("it did not answer in time"),
+            Self::Late => f.write_str("it did not reply in time"),
             Self::Foreign => f.write_str("what it sent is not a state of pvswitch"),
             Self::Version { got, want } => write!(
                 f,

@@ -143,7 +143,7 @@ impl fmt::Display for SocketError {
                 "another file has the name of this socket; remove it, and add the port again"
             }
             Self::NoDirectory(_) => "its directory does not exist; create it first",
-            Self::NotASocket(_) => "something else has that name; remove it or choose another path",
+            Self::NotASocket(_) => "another file has that name; remove it or choose another path",
             Self::NoListener(_) => "no process listens there; start the other side first",
             Self::NoPeer(_) => "no peer connected in time",
             Self::NotAllowed(_) => "permission denied; run as root or as the user who made it",

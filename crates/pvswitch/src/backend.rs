@@ -193,7 +193,7 @@ fn fill(
             }
             Received::Nothing if os::wait(from, Until::Readable, deadline)? => {}
             Received::Nothing => {
-                let what = format!("half a message in {MESSAGE_MAX:?}");
+                let what = format!("incomplete message after {MESSAGE_MAX:?}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
         }

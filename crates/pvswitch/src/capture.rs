@@ -131,7 +131,7 @@ pub fn command(control: Option<PathBuf>, port: &str, to: &str) -> Result<(), Any
     match count.lost {
         Some(0) => eprintln!("captured {frames}{place}"),
         Some(lost) => eprintln!(
-            "captured {frames}{place}; lost {}, which came faster than they were read",
+            "captured {frames}{place}; lost {}, because they were read too slowly",
             plural(lost, "frame")
         ),
         None => eprintln!("captured {frames}{place}; the number of lost frames is not known"),

@@ -68,7 +68,7 @@ pub enum Command {
     /// Run performance studies of polling, workers, notifications and copies, with reports
     #[command(disable_help_flag = true, after_help = LAB_HELP)]
     Lab(LabArgs),
-    /// Open a TAP for a service that may not: in its unit, before the switch
+    /// Open a TAP for a service without the privilege to do so: run in its unit, before the switch
     StoreTap(StoreTapArgs),
     /// Write man pages and completions, for packages
     #[command(hide = true)]
@@ -126,7 +126,7 @@ Examples:
       Control a guest: nic and gen with --control PATH accept set and stats";
 
 const RELOAD_HELP: &str = "\
-Afterwards the switch is what the file and the command line of `run` say: ports and settings of
+Afterwards the switch matches the file and the command line of `run`: ports and settings of
 add-port, del-port, set and fdb that are not in the file are undone (ctl save keeps them).
 Options that `set` changes are changed at run time; other options of a port replace that port; other
 settings of the switch need a restart, and the reload is refused.
@@ -135,9 +135,9 @@ Examples:
   pvswitch ctl reload --json";
 
 const UPGRADE_HELP: &str = "\
-If the new process does not start or refuses the state, the old one goes on and the error says why.
-Only root and the switch's user may do this. The process id changes. Captures and other connections
-to the control socket end. Switches with Xen vifs refuse: restart them.
+If the new process does not start or refuses the state, the old one keeps running and the error says
+why. Only root and the switch's user may do this. The process id changes. Captures and other
+connections to the control socket end. Switches with Xen vifs refuse: restart them.
 Examples:
   pvswitch ctl upgrade
   pvswitch ctl upgrade /opt/pvswitch-1.3/pvswitch --json
@@ -322,12 +322,12 @@ pub enum CtlCommand {
         /// File to write, - for standard output [default: that of `run --config`]
         file: Option<PathBuf>,
     },
-    /// Why frames do not arrive at a port, or from it: reasons in words, the most important first,
-    /// each with what to do
+    /// Explain why frames do not arrive at a port, or from it: causes, the most important first,
+    /// each with a remedy
     Why {
         /// Port name
         name: String,
-        /// Time between two samples of the counters: what is lost now, and what earlier?
+        /// Time between two samples of the counters, which separate current losses from earlier ones
         #[arg(long, value_name = "S", default_value_t = 1.0)]
         seconds: f64,
     },

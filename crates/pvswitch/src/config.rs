@@ -32,7 +32,8 @@ impl Origin {
         let file = File::load(path)?;
         if file.empty {
             let what = format!(
-                "{} is empty: is it being written? To remove ports, use ctl del-port",
+                "{} is empty; if it is still being written, reload again; to remove ports, use \
+                 ctl del-port",
                 path.display()
             );
             return Err(Problem::new(Some(path), what).into());

@@ -441,7 +441,7 @@ fn stats(answer: &Value) {
         let queues = |key: &str| plural(worker[key].as_u64().unwrap_or(0), "queue");
         let (queues, moves) = (queues("queues"), queues("moves"));
         println!(
-            "worker {i}: {cpu:.2} s of CPU, {queues}, {sleeps} sleeps, {naps} naps, {moves} given \
+            "worker {i}: {cpu:.2} s of CPU, {queues}, {sleeps} sleeps, {naps} naps, {moves} moved \
              away"
         );
     }

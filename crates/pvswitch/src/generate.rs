@@ -72,7 +72,7 @@ fn many(
         return Err(Usage("--frames: only with --mode send, sink and rr".into()).into());
     }
     if args.report.control.is_some() {
-        let what = "--control: not with --replay or --mode idle, which use no policies";
+        let what = "--control: not supported with --mode idle and hostile, which have no policies";
         return Err(Usage(what.into()).into());
     }
     let tick = args.tick.map(Ns::from_us);

@@ -28,7 +28,9 @@ struct SaveError {
 pub fn command(control: &Path, file: Option<&Path>, json: bool) -> Result<(), AnyError> {
     let mut client = Client::connect(control)?;
     let answer = client.call(&Request::Config)?;
-    let text = answer["config"].as_str().ok_or("the answer has no configuration")?;
+    let text = answer["config"]
+        .as_str()
+        .ok_or("the reply has no configuration; use the ctl of the version that runs the switch")?;
     if file == Some(Path::new("-")) {
         std::io::stdout().write_all(text.as_bytes())?;
         return Ok(());

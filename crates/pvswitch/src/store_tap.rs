@@ -75,7 +75,7 @@ pub fn command(args: &StoreTapArgs) -> Result<(), AnyError> {
     for (what, queues) in [("FDSTOREREMOVE=1", &[][..]), ("FDSTORE=1", &queues[..])] {
         let message = format!("{what}\nFDNAME={}\n", args.name);
         if !os::send(socket.as_fd(), message.as_bytes(), queues).map_err(error)? {
-            return Err("store-tap: the service manager reads no messages".into());
+            return Err("store-tap: the service manager does not read messages".into());
         }
     }
     Ok(())

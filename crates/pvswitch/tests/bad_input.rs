@@ -195,10 +195,10 @@ fn guests_that_cannot_connect() {
     fails(command(&["gen", "--connect", &file]), FAILURE, &["remove it or choose another path"]);
     let many: Vec<_> = (0..65).map(|n| format!("01:00:5e:00:00:{n:02x}")).collect();
     for (groups, want) in [
-        ("01:00:5e:00:00", "'01:00:5e:00:00' is no address; use multicast="),
+        ("01:00:5e:00:00", "'01:00:5e:00:00' is not a MAC address; use multicast="),
         ("02:00:00:00:00:01", "is not a multicast address"),
-        ("33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
-        (&many.join("+"), "65 addresses, but back ends list at most 64; name fewer"),
+        ("33:33:00:00:00:01+33:33:00:00:00:01", "is listed twice; list it once"),
+        (&many.join("+"), "65 addresses, but back ends accept at most 64; list fewer"),
     ] {
         let connect = format!("xen-local:/tmp/x,multicast={groups}");
         let wants = ["--connect xen-local:/tmp/x,multicast=", want];

@@ -433,14 +433,14 @@ fn a_reload_that_fails_changes_nothing() {
         ("[static]", "forward = \"cross\"\n[static]", "forward (switch -> cross)"),
         ("= \"a\"", "= \"q\"", "static address 02:00:00:00:00:01: no port 'q'"),
         ("[port.b]", "[port.a]", "duplicate key"),
-        ("{dir}/b", "{dir}/a", "is that of port 'a', too"),
+        ("{dir}/b", "{dir}/a", "is already used by port 'a'"),
         ("[port.b]", "[port.'../b']", "port '../b': name '../b' must be"),
     ] {
         let error = world.refused(&first.replacen(from, to, 1));
         assert!(error.contains(want), "{to}: {error}");
     }
     let error = world.refused("");
-    assert!(error.contains("is empty: is it being written?"), "{error}");
+    assert!(error.contains("is empty; if it is still being written"), "{error}");
     std::fs::remove_file(world.dir.path("x.toml")).unwrap();
     let out = world.switch.ctl(&["reload"]);
     let error = String::from_utf8(out.stderr).unwrap();

@@ -165,7 +165,7 @@ fn inherited_tap_serves_a_port_from_another_network_namespace() {
     let output = run(netns.tap("t0"), &env, &format!("{port} --port b=tap:fd=host"), &dir);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("fd=host is that of port 'host', too"), "{error}");
+    assert!(error.contains("fd=host is already used by port 'host'"), "{error}");
     let (stream, _other) = UnixStream::pair().unwrap();
     let output = run(OwnedFd::from(stream), &env, port, &dir);
     refused(&output, &["host", "is not a queue of a TAP", "store-tap"]);

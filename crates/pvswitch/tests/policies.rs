@@ -277,10 +277,11 @@ fn invalid_control_sockets_and_modes() {
     let dir = Dir::new();
     let connect = format!("vhost-user:{}", dir.text("a"));
     let nowhere = dir.text("no/such/dir/x");
-    let usage = "not with --replay or --mode idle, which use no policies";
-    let cases: [(&[&str], i32, &str); 5] = [
-        (&["--mode", "idle", "--control", "x"], 2, usage),
-        (&["--mode", "sink", "--replay", "--control", "x"], 2, usage),
+    let without = "not supported with --mode idle and hostile, which have no policies";
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--mode", "idle", "--control", "x"], 2, without),
+        (&["--mode", "hostile", "--control", "x"], 2, without),
+        (&["--mode", "sink", "--replay", "--control", "x"], 2, "not supported with --replay"),
         (&["--control", &nowhere], 1, "--control: "),
         (&["--set", "poll/1=spin"], 2, "--set poll/1: there is one queue pair, number 0"),
         (&["--queues", "2", "--set", "kick/2=spin"], 2, "there are 2 queue pairs, 0 to 1"),

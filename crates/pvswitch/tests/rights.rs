@@ -240,13 +240,13 @@ fn a_second_port_on_an_own_socket_names_the_first() {
     for (name, by) in [("a", "port 'a'"), ("ctl", "the control socket"), ("http", "--http")] {
         let port = format!("b=vhost-user:{}", dir.text(name));
         let error = stderr(&switch.ctl(&["add-port", &port]));
-        let want = format!("port 'b': socket {} is that of {by}", dir.text(name));
+        let want = format!("port 'b': socket {} is already used by {by}", dir.text(name));
         assert!(error.contains(&want), "{error}");
     }
     let x = format!("=xen-local:{}", dir.text("x"));
     assert!(switch.ctl(&["add-port", &format!("x{x}")]).status.success());
     let error = stderr(&switch.ctl(&["add-port", &format!("y{x}")]));
-    assert!(error.contains("is that of port 'x'"), "{error}");
+    assert!(error.contains("is already used by port 'x'"), "{error}");
 }
 
 #[test]

@@ -156,14 +156,14 @@ fn program_that_fails_leaves_the_old_one_at_work() {
         (dir.text("log"), "Permission denied"),
         (script(&dir, "ends", "exit 3"), "it ended before it took over"),
         (script(&dir, "other", "echo hello >&0; exec sleep 20"), "not a state of pvswitch"),
-        (script(&dir, "hangs", "exec sleep 60"), "it did not answer in time"),
+        (script(&dir, "hangs", "exec sleep 60"), "it did not reply in time"),
     ];
     for (program, why) in programs {
         let out = switch.ctl(&["upgrade", &program]);
         let error = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{error}");
         assert!(error.contains(&program) && error.contains(why), "{error}");
-        assert!(error.contains("this switch goes on, nothing was changed"), "{error}");
+        assert!(error.contains("this switch keeps running, nothing was changed"), "{error}");
         assert_eq!(switch.pid(), before);
         pair.wait_for_replies(&switch);
     }

@@ -360,7 +360,7 @@ impl std::error::Error for ProtocolError {}
 pub enum ConnectionError {
     /// The front-end closed it. Not an error.
     Closed,
-    /// The front-end broke the protocol.
+    /// The front-end violated the protocol.
     Protocol(ProtocolError),
     /// The front-end does not read our replies.
     NotReading,

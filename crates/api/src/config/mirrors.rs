@@ -24,7 +24,7 @@ impl<'a> Mirrors<'a> {
         self.ports.insert(port, to);
     }
 
-    /// Adds the port that stands for all vifs, each with its `mirror-to=`.
+    /// Adds the port that represents all vifs, each with its `mirror-to=`.
     pub fn set_auto(&mut self, port: &'a str, to: Option<&'a str>) {
         self.auto = Some((port, to));
     }
@@ -58,7 +58,7 @@ impl<'a> Mirrors<'a> {
             return refuse("a port cannot be its own mirror port: use another, or none".into());
         }
         if self.auto.is_some_and(|(auto, _)| to == auto) {
-            return refuse("it stands for several vifs: use one port".into());
+            return refuse("it represents several vifs: use one port".into());
         }
         match self.mirror_of(to) {
             None => {
@@ -152,7 +152,7 @@ mod tests {
         for (ports, want) in [
             (&["a=null,mirror-to=vif1.0"][..], "no such port"),
             (&["a=null,mirror-to=vif1", auto], "no such port"),
-            (&["a=null,mirror-to=auto", auto], "stands for several vifs"),
+            (&["a=null,mirror-to=auto", auto], "represents several vifs"),
             (&["auto=xen:auto,mirror-to=auto"], "its own mirror port"),
             (&both, "port 'vif1.0' is mirrored to 'm'"),
         ] {

@@ -258,8 +258,8 @@ fn parts_that_are_valid_alone_may_conflict() {
     let command_line = Config { ports: vec!["a=null".parse().unwrap()], ..Config::default() };
     let errors = file.with(command_line).unwrap_err().to_string();
     let want = [
-        "x.toml:3:1: port 'b': socket /s is that of port 'a', too",
-        "x.toml:7:1: port 'f': interface t is that of port 'd', too",
+        "x.toml:3:1: port 'b': socket /s is already used by port 'a'",
+        "x.toml:7:1: port 'f': interface t is already used by port 'd'",
         "x.toml:2:1: port 'a' exists already: give each port its own name",
         "x.toml:9:1: static address 02:00:00:00:00:01: no port 'dd' (did you mean 'd'?)",
     ];

@@ -91,12 +91,12 @@ fn status() -> Value {
     let fdb = [
         ("learned", count(), "learned addresses"),
         ("static", count(), "static addresses"),
-        ("capacity", count(), "most addresses there can be"),
+        ("capacity", count(), "maximum number of addresses"),
     ];
     let taken = [
-        ("from_pid", count(), "the process before"),
+        ("from_pid", count(), "the previous process"),
         ("outage_us", count(), "time without forwarding, in microseconds"),
-        ("killed", flag(), "whether the process before was killed"),
+        ("killed", flag(), "whether the previous process was killed"),
     ];
     let control = [
         ("connections", count(), "open connections to the control socket"),
@@ -120,11 +120,11 @@ fn status() -> Value {
             ("workers", count(), "number of worker threads"),
             ("placement", text(), "how queues are placed on workers"),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
-            ("http", maybe(text()), "where --http is served"),
+            ("http", maybe(text()), "address of --http"),
             ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),
             ("xen_auto", maybe(text()), "name of the port xen:auto"),
             ("budgets", named("Budgets"), ""),
-            ("fdb", object(fdb.into(), vec![]), "how full the table of addresses is"),
+            ("fdb", object(fdb.into(), vec![]), "use of the table of addresses"),
             ("control", object(control.into(), vec![]), "the control socket"),
             ("ports", list(named("PortStatus")), ""),
         ],
@@ -155,10 +155,10 @@ fn port() -> Value {
             ("up", flag(), "whether a queue is active"),
             ("state", one_of(&STATES), "its state in one word"),
             ("addresses", count(), "addresses learned from it"),
-            ("addresses_limit", count(), "most addresses that are learned from it"),
+            ("addresses_limit", count(), "maximum number of addresses learned from it"),
             ("queues", count(), "queue pairs"),
             ("queues_active", count(), "of those, active"),
-            ("faults", count(), "times its guest broke the protocol"),
+            ("faults", count(), "times its guest violated the protocol"),
             ("drain", one_of(&DRAINS), ""),
             ("stalled_s", maybe(count()), "seconds without receive buffers"),
             ("rules", maybe(map(text())), "rules that differ from the default, as options"),
@@ -246,11 +246,11 @@ fn port_stats() -> Value {
 
 fn why() -> Value {
     let finding = vec![
-        ("rank", one_of(&["blocked", "losing", "limited", "lost", "note"]), "how much it explains"),
+        ("rank", one_of(&["blocked", "losing", "limited", "lost", "note"]), "importance"),
         ("cause", text(), "name of a counter, or a word"),
         ("frames", maybe(count()), "number of frames, of a cause that counts some"),
         ("frames_per_second", number(), "between the samples"),
-        ("what", text(), "what is the case"),
+        ("what", text(), "the finding, in words"),
         ("remedy", text(), "what to do"),
     ];
     object(

@@ -141,7 +141,7 @@ pub const TABLE: &[Entry] = &[
         "tx-burst",
         Type::Number(1, 64),
         "64",
-        "most frames per transmit burst and notification, 1 to 64",
+        "maximum number of frames per transmit burst and notification, 1 to 64",
     )
     .more(
         ". With 1 the switch is notified of each frame, if it asks for notifications; shows the \

@@ -324,7 +324,7 @@ pub const TABLE: &[Entry] = &[
         "hold",
         Type::Number(0, 1024),
         "256",
-        "most frames held for each full queue to the guest, 0 to 1024",
+        "maximum number of frames held for each full queue to the guest, 0 to 1024",
     )
     .per_queue()
     .live(Live::Queue)
@@ -356,17 +356,17 @@ pub const TABLE: &[Entry] = &[
     tenant("native", Type::Vlan, "none", "VLAN of untagged frames of a trunk")
         .more("; without it they are dropped"),
     tenant("isolated", OFF_ON, "off", "whether it reaches only ports that are not isolated"),
-    tenant("rate-in", Type::Rate, "none", "most bits and frames per second from its peer").more(
+    tenant("rate-in", Type::Rate, "none", "maximum bits and frames per second from its peer").more(
         ", like 100Mbit, 20kframes or both, 100Mbit+20kframes ([rates](#rates)). They wait in the \
          peer's ring",
     ),
     tenant("burst-in", Type::Burst, "none", "bytes and frames from its peer at once, like 64K")
         .more(" or 64K+100frames; `none`: 40 ms of the rate, at least two full frames"),
-    tenant("rate-out", Type::Rate, "none", "most bits and frames per second to its peer")
+    tenant("rate-out", Type::Rate, "none", "maximum bits and frames per second to its peer")
         .more("; further frames are held, then dropped"),
     tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
         .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
-    tenant("storm", Type::Rate, "none", "most that its peer floods, per second and kind").more(
+    tenant("storm", Type::Rate, "none", "maximum that its peer floods, per second and kind").more(
         ", like 100frames: broadcasts, multicast, and frames to unknown addresses each have this \
          limit ([storms](#storms))",
     ),

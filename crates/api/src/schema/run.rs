@@ -98,7 +98,7 @@ pub const TABLE: &[Entry] = &[
             Choice::word("journald", "journald's fields, sent to journald"),
         ]),
         "human",
-        "form of the log",
+        "log format",
     )
     .more(" ([observability](observability.md#log))"),
     Entry::new("duration", Type::Seconds, "indefinitely", "stop after this many seconds")
@@ -116,7 +116,7 @@ pub const TABLE: &[Entry] = &[
         "addresses_per_port",
         Type::Number(0, u32::MAX as u64),
         "4096",
-        "most addresses learned from one port",
+        "maximum number of addresses learned from one port",
     )
     .given(Given::File),
     Entry::new("include", Type::Text("DIR"), "none", "directory of further files: each `*.toml`")

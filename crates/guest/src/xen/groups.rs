@@ -23,24 +23,26 @@ pub fn parse(value: &str) -> Result<Vec<[u8; 6]>, String> {
         let bad = |why: &str| format!("multicast: '{part}' {why}");
         let mac: Result<Mac, _> = part.parse();
         let Ok(Mac(mac)) = mac else {
-            return Err(bad("is no address; use multicast=01:00:5e:00:00:fb+33:33:00:00:00:01"));
+            return Err(bad(
+                "is not a MAC address; use multicast=01:00:5e:00:00:fb+33:33:00:00:00:01",
+            ));
         };
         if mac == [0xff; 6] {
-            return Err(bad("is broadcast, which is always received; leave it out"));
+            return Err(bad("is broadcast, which is always received; omit it"));
         }
         if mac[0] & 1 == 0 {
-            return Err(bad("is not a multicast address: its first byte is even; leave it out"));
+            return Err(bad("is not a multicast address: its first byte is even; omit it"));
         }
         if groups.contains(&mac) {
-            return Err(bad("is there twice; name it once"));
+            return Err(bad("is listed twice; list it once"));
         }
         groups.push(mac);
     }
     if groups.len() > GROUPS_MAX {
         let n = groups.len();
         return Err(format!(
-            "multicast: {n} addresses, but back ends list at most {GROUPS_MAX}; name fewer, or \
-             leave multicast= out to receive all"
+            "multicast: {n} addresses, but back ends accept at most {GROUPS_MAX}; list fewer, or \
+             omit multicast= to receive all"
         ));
     }
     Ok(groups)
@@ -104,8 +106,8 @@ impl Groups {
         let before = std::mem::replace(&mut self.refused, refused);
         if !answered {
             return Some(format!(
-                "the back end did not answer in time which of {n} multicast groups it passes, and \
-                 may drop them; leave multicast= out if it stays so"
+                "the back end did not confirm {n} multicast groups in time and may drop their \
+                 frames; if this persists, omit multicast="
             ));
         }
         if self.refused.is_empty() || self.refused == before {
@@ -113,8 +115,8 @@ impl Groups {
         }
         let names: Vec<_> = self.refused.iter().map(|mac| Mac(*mac).to_string()).collect();
         Some(format!(
-            "the back end's multicast list is full: of {n} groups it drops frames for {}; name \
-             fewer, or leave multicast= out to receive all",
+            "the back end's multicast list is full: of {n} groups it drops frames for {}; list \
+             fewer, or omit multicast= to receive all",
             names.join(", ")
         ))
     }
@@ -153,7 +155,7 @@ mod tests {
     fn too_long_lists_are_rejected() {
         assert_eq!(parse(&list(64)).unwrap().len(), 64);
         let error = parse(&list(65)).unwrap_err();
-        assert!(error.contains("65 addresses") && error.contains("name fewer"), "{error}");
+        assert!(error.contains("65 addresses") && error.contains("list fewer"), "{error}");
     }
 
     #[test]
@@ -164,9 +166,14 @@ mod tests {
         assert_eq!(groups.news(vec![], true), None);
         let news = groups.news(vec![first, last], true).unwrap();
         let names = "of 3 groups it drops frames for 01:00:5e:00:00:00, 01:00:5e:00:00:02;";
-        assert!(news.contains(names) && news.contains("name fewer"), "{news}");
+        assert!(news.contains(names) && news.contains("list fewer"), "{news}");
         assert_eq!(groups.news(vec![first, last], true), None, "the same refusals again");
         assert!(groups.news(vec![last], true).is_some(), "other refusals");
-        assert!(groups.news(vec![], false).unwrap().contains("did not answer in time"));
+        assert!(
+            groups
+                .news(vec![], false)
+                .unwrap()
+                .contains("did not confirm 3 multicast groups in time")
+        );
     }
 }

@@ -620,7 +620,7 @@ fn targets_are_parsed_and_errors_say_what_to_write() {
     assert_eq!(Target::parse("7", true), Ok(plain.clone()), "options are off by default");
     let all =
         "7,split=off,smart-poll=on,static=on,hash=on,multicast=01:00:5e:00:00:FB+33:33:0:0:0:1";
-    assert!(Target::parse(all, true).unwrap_err().contains("'33:33:0:0:0:1' is no address"));
+    assert!(Target::parse(all, true).unwrap_err().contains("'33:33:0:0:0:1' is not a MAC address"));
     let all = "7,split=off,smart-poll=on,static=on,hash=on,multicast=01:00:5e:00:00:FB";
     let (split, on, multicast) = (false, true, vec![MDNS]);
     let set = Target { split, smart_poll: on, statics: on, hash: on, multicast, ..plain };
@@ -632,13 +632,10 @@ fn targets_are_parsed_and_errors_say_what_to_write() {
         ("xen:65536", "not the number"),
         ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
         ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static, hash, multicast"),
-        ("xen:0,multicast=", "'' is no address; use multicast=01:00:5e:00:00:fb+33"),
+        ("xen:0,multicast=", "'' is not a MAC address; use multicast=01:00:5e:00:00:fb+33"),
         ("xen:0,multicast=02:00:00:00:00:01", "'02:00:00:00:00:01' is not a multicast address"),
-        (
-            "xen:0,multicast=ff:ff:ff:ff:ff:ff",
-            "is broadcast, which is always received; leave it out",
-        ),
-        ("xen:0,multicast=33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
+        ("xen:0,multicast=ff:ff:ff:ff:ff:ff", "is broadcast, which is always received; omit it"),
+        ("xen:0,multicast=33:33:00:00:00:01+33:33:00:00:00:01", "is listed twice; list it once"),
         ("xen:0,split=no", "use split=on or split=off"),
         ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
     ] {

@@ -27,8 +27,8 @@ impl Plan {
             Some(format) if format == i64::from(FORMAT) => {}
             Some(format) => {
                 return Err(Error::usage(format!(
-                    "{at}: of another version of pvswitch: its format is {format}, this version \
-                     reads {FORMAT}; use that version, or measure again into another folder"
+                    "{at}: written by another version (format {format}; this one reads {FORMAT}): use \
+                     that version, or measure again into another folder"
                 )));
             }
             None => {
@@ -44,9 +44,7 @@ impl Plan {
     /// The plan as TOML.
     pub fn to_toml(&self) -> String {
         let body = toml::to_string(self).expect("numbers, strings and lists of them are TOML");
-        format!(
-            "# What was to be measured. The cells are all combinations of the axes' values.\n{body}"
-        )
+        format!("# Plan of a study: its cells are all combinations of the axes' values.\n{body}")
     }
 
     /// Checks that the study can measure it: its axes, in its order, with known values.

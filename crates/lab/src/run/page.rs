@@ -156,7 +156,7 @@ fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
     let out = results.runs.len() - results.used().len();
     rows.push((
         "left out of medians".into(),
-        format!("{out} runs: far or disturbed, of cells that have others"),
+        format!("{out} runs excluded (far or disturbed); their cells have others"),
     ));
     rows
 }

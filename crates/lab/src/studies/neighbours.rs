@@ -148,8 +148,8 @@ impl Study for Neighbours {
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let judged = [
-            ("flooder", REPLY_SHARE_MIN, "beside a flooder every guest that asks is answered"),
-            ("shares", FLOOD_SHARE_MIN, "of equal floods none is left out"),
+            ("flooder", REPLY_SHARE_MIN, "every requesting guest is answered beside a flooder"),
+            ("shares", FLOOD_SHARE_MIN, "every one of equal floods is served"),
         ];
         let verdicts = judged.into_iter().filter_map(|(load, least, what)| {
             let wanted = |cell: &Cell| cell.get("load") == load;

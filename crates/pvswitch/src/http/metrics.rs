@@ -38,7 +38,7 @@ const INGRESS: Way = Way {
         ("holds", "Frames held because their destination was full."),
         ("pauses", "Bursts not taken because the only destination was full."),
         ("rate_waits", "Times the queue was left until its rate-in permits more."),
-        ("mac_moves", "Addresses that moved here from another port, or were refused to."),
+        ("mac_moves", "Addresses that moved here from another port, or whose move was refused."),
         ("mac_flaps", "Times an address began to flap to this port."),
     ],
     gauges: &[
@@ -145,7 +145,7 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for kind in ["learned", "static"] {
         entries.sample(&format!("kind=\"{kind}\""), fdb[kind].as_f64().unwrap_or(0.0));
     }
-    Family::new(out, "pvswitch_fdb_capacity", "gauge", "Most entries of the table of addresses.")
+    Family::new(out, "pvswitch_fdb_capacity", "gauge", "Capacity of the table of addresses.")
         .sample("", fdb["capacity"].as_f64().unwrap_or(0.0));
     let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
     Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch started.")
@@ -183,7 +183,11 @@ fn about_ports(out: &mut String, ports: &[Value]) {
     }
     for (key, metric, help) in [
         ("addresses", "pvswitch_port_addresses", "Addresses learned from the port."),
-        ("addresses_limit", "pvswitch_port_addresses_limit", "Most addresses learned from it."),
+        (
+            "addresses_limit",
+            "pvswitch_port_addresses_limit",
+            "Maximum number of addresses learned from it.",
+        ),
     ] {
         let mut family = Family::new(out, metric, "gauge", help);
         for (name, port) in &ports {
@@ -269,10 +273,10 @@ fn accounts(out: &mut String, show: &Value, stats: &Value) {
     let budgets: Vec<_> = budgets.collect();
     for (of, key, kind, help) in [
         (&entries, "account_used", "gauge", "Amount that the port holds; of rates, total used."),
-        (&entries, "account_limit", "gauge", "Most that the port may hold; of rates, per second."),
+        (&entries, "account_limit", "gauge", "Limit of the port; of rates, per second."),
         (&entries, "account_refused_total", "counter", "Times the port was refused a resource."),
         (&budgets, "budget_used", "gauge", "Amount that all ports together hold."),
-        (&budgets, "budget_limit", "gauge", "Most that all ports together may hold."),
+        (&budgets, "budget_limit", "gauge", "Limit of all ports together."),
     ] {
         let field = key.split('_').nth(1).unwrap_or_default();
         let mut family = Family::new(out, &format!("pvswitch_{key}"), kind, help);
@@ -346,7 +350,7 @@ fn first_frames(out: &mut String, queues: &[(String, &Map<String, Value>)]) {
 fn words(out: &mut String, way: &str, queues: &[(String, &Map<String, Value>)]) {
     let with = |key: &str| queues.first().is_some_and(|(_, counters)| counters.contains_key(key));
     let states = "1 for the queue's state: hot is polled, warm polled occasionally, cold armed.";
-    let drains = "1 for the queue's drain state; unless off, no frames are taken from it.";
+    let drains = "1 for the queue's drain state; unless off, it is not polled.";
     for (key, values, help) in [
         ("state", ["hot", "warm", "cold"], states),
         ("drain", ["off", "draining", "drained"], drains),

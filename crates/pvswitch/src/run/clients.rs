@@ -333,7 +333,7 @@ impl System {
         if self.clients.streams() < STREAMS_MAX {
             return Ok(());
         }
-        let what = format!("{STREAMS_MAX} clients receive events already, there is no more room");
+        let what = format!("{STREAMS_MAX} clients receive events already, the maximum");
         Err(Problem::new(503, what, "close another stream first"))
     }
 

@@ -23,7 +23,7 @@ pub enum RunError {
     Socket(#[from] SocketError),
     /// The socket is one of this switch.
     #[error(
-        "port '{name}': socket {} is that of {by}; give each port a path of its own",
+        "port '{name}': socket {} is already used by {by}; give each port its own path",
         socket.display()
     )]
     OwnSocket {

@@ -25,7 +25,7 @@ impl System {
         };
         let what = format_args!(
             "address {mac}{vlan} flaps between ports '{home}' and '{}': {} moves away from \
-             '{home}' in {FLAP_WINDOW_S} s, by a loop or a forged address; {then}",
+             '{home}' in {FLAP_WINDOW_S} s, caused by a loop or a forged address; {then}",
             state.spec.name, flap.moves
         );
         match state.log() {

@@ -374,7 +374,7 @@ impl System {
         for (at, entry) in wanted.statics.iter().enumerate() {
             let Some(id) = ids.get(entry.port.as_str()) else {
                 let what = format!(
-                    "static address {}: port '{}' has no number, it stands for several vifs",
+                    "static address {}: port '{}' has no number, it represents several vifs",
                     entry.address, entry.port
                 );
                 self.restore_statics(&wanted.statics[..at]);

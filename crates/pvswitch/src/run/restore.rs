@@ -207,7 +207,8 @@ fn restore(
                 *port = record;
             }
             Err(error) => {
-                errors.push(format!("port '{}': what was kept of it: {error}", port.name));
+                errors
+                    .push(format!("port '{}': its kept state cannot be used: {error}", port.name));
             }
         }
     }

@@ -262,7 +262,7 @@ impl System {
     /// Takes over the switch of another process, from its offer to its end.
     ///
     /// # Errors
-    /// The other process goes on; this one must end. After a kill: a worker does not start.
+    /// The other process continues; this one must end. After a kill: a worker does not start.
     pub(super) fn take_over(&mut self, mut takeover: Takeover) -> Result<(), RunError> {
         let frozen = self.pool.freeze(HANDED_MAX);
         let frozen = frozen.ok_or_else(|| error(&"a worker does not start"));
@@ -326,7 +326,7 @@ impl System {
     }
 
     /// Makes everything but what workers change. Returns queues to serve from the start. After a
-    /// kill, what cannot be made is left out: the rest of the switch goes on.
+    /// kill, what cannot be made is left out: the rest of the switch continues.
     fn prepare_takeover(&mut self, takeover: &mut Takeover) -> Result<Vec<Served>, RunError> {
         let Takeover { source, offer, fds } = takeover;
         let left = match source {

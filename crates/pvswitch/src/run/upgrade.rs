@@ -2,7 +2,7 @@
 //! ([0026](../../../../docs/design/0026-upgrade.md)).
 //!
 //! The new process is started with one end of a socket pair as its standard input. Until the last
-//! message everything can fail, and this process goes on.
+//! message everything can fail, and this process keeps running.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -104,7 +104,7 @@ impl Next {
 
 fn failed(program: &Path, why: &dyn Display) -> RunError {
     RunError::Request(format!(
-        "{} did not take over: {why}; this switch goes on, nothing was changed",
+        "{} did not take over: {why}; this switch keeps running, nothing was changed",
         program.display()
     ))
 }
@@ -114,7 +114,7 @@ impl System {
     /// another change.
     ///
     /// # Errors
-    /// It did not start or refused; this process goes on as before.
+    /// It did not start or refused; this process keeps running as before.
     pub(super) fn upgrade(&mut self, program: Option<&Path>) -> Result<Value, RunError> {
         if !self.xen.is_empty() {
             let what = "Xen vifs cannot be handed to another process: their event channels and \

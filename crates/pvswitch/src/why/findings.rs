@@ -181,7 +181,7 @@ fn link(port: &Value) -> Vec<Finding> {
         ),
         "no-driver" if faults > 0 => one(
             "fault",
-            format!("its guest broke the protocol, and its rings were stopped{error}"),
+            format!("its guest violated the protocol, and its rings were stopped{error}"),
             "restart the guest, or load its network driver again; update the driver".into(),
         ),
         "no-driver" => one(
@@ -192,7 +192,7 @@ fn link(port: &Value) -> Vec<Finding> {
         ),
         state @ ("draining" | "drained") => one(
             "drained",
-            format!("no frames are taken from it: it is {state}"),
+            format!("its queues are not polled: it is {state}"),
             format!("`pvswitch ctl drain {name} --off`"),
         ),
         "stalled" => {
@@ -378,7 +378,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let (used, limit) = (number(&port["addresses"]), number(&port["addresses_limit"]));
     if limit > 0 && used >= limit {
-        let what = format!("{used} addresses were learned from it, its limit: no more are");
+        let what = format!("{used} addresses were learned from it, which is its limit");
         let remedy = "frames for others are flooded; raise addresses_per_port if the guest is a \
                       bridge, otherwise it floods the table";
         all.push(Finding::new(Limited, "addresses_limit", what, remedy));
@@ -443,7 +443,7 @@ fn errors(port: &Value) -> Vec<Finding> {
     let faults = port["faults"].as_u64().unwrap_or(0);
     if faults > 0 && port["up"] == true {
         let times = plural(faults, "time");
-        let what = format!("its guest broke the protocol {times}, and recovered; last: {last}");
+        let what = format!("its guest violated the protocol {times}, and recovered; last: {last}");
         all.push(Finding::new(Rank::Lost, "faults", what, "update the guest's driver"));
     }
     let counts = port["errors"].as_object().into_iter().flatten();
@@ -456,7 +456,7 @@ fn errors(port: &Value) -> Vec<Finding> {
     all
 }
 
-/// Frames that wait.
+/// Frames that are held, or left in the ring.
 fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let mut all = Vec::new();
     let held = seen.count(name, Way::To, "held").0;
@@ -480,8 +480,9 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let queues = list(&seen.now.port(name)["ingress"]).len().max(1) as f64;
     if served / queues > 0.9 && empty < polls / 20.0 {
         let share = percent(served);
-        let what = format!("its workers spend {share} of a CPU on it: it sends all they can take");
-        let remedy = "more --workers and queues=, or accept that it is the limit of one core";
+        let what =
+            format!("its workers spend {share} of a CPU on it, and it always has more to send");
+        let remedy = "add --workers and queues=; one queue pair is limited to one core";
         all.push(Finding::new(Rank::Limited, "worker_busy", what, remedy));
     }
     all
@@ -498,7 +499,7 @@ fn elsewhere(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         let lost: Vec<_> = lost.filter(abnormal).collect();
         let counts = lost.iter().map(|(counter, _, rate)| format!("{counter} {}/s", si(*rate)));
         let counts = counts.collect::<Vec<_>>().join(", ");
-        let what = format!("port {other} loses frames, maybe for this one: {counts}");
+        let what = format!("port {other} drops frames, possibly destined for this port: {counts}");
         let remedy = format!("`pvswitch ctl why {other}`");
         (!lost.is_empty()).then(|| Finding::new(Rank::Note, "elsewhere", what, remedy))
     };
@@ -520,7 +521,7 @@ fn unused_directions(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     }
     if is_unused(Way::To) {
         let what = "no frame was delivered to it";
-        let remedy = "does anybody send to it? `pvswitch ctl stats`, `pvswitch ctl fdb`";
+        let remedy = "check whether anything sends to it: `pvswitch ctl stats`, `pvswitch ctl fdb`";
         all.push(Finding::new(Rank::Note, "got_nothing", what, remedy));
     }
     all

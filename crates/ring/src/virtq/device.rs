@@ -94,7 +94,7 @@ impl DeviceQueue {
     /// `memory`. Returns the number taken; 0 when the ring is empty.
     ///
     /// # Errors
-    /// [`Malformed`]: the driver broke the protocol. Valid chains before the fault are returned
+    /// [`Malformed`]: the driver violated the protocol. Valid chains before the fault are returned
     /// first; after that every call fails, and the caller must stop the ring.
     #[inline]
     pub fn take(

@@ -120,7 +120,7 @@ impl DriverQueue {
     /// and returns how many.
     ///
     /// # Errors
-    /// [`Malformed`]: the device broke the protocol; the caller must stop using the ring.
+    /// [`Malformed`]: the device violated the protocol; the caller must stop using the ring.
     #[inline]
     pub fn take_used(&mut self, max: usize, out: &mut Vec<Used>) -> Result<usize, Malformed> {
         match &mut self.0 {

@@ -194,7 +194,7 @@ impl Rig {
         self.found.merge(self.forwarder.retry(true, self.now));
     }
 
-    /// Ports whose peers broke the protocol.
+    /// Ports whose peers violated the protocol.
     fn faults(&mut self) -> Vec<PortId> {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let port = |event| match event {

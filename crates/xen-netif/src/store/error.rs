@@ -34,10 +34,10 @@ pub enum StoreError {
         error: io::Error,
     },
     /// The connection ended.
-    #[error("xenstore {0}: connection closed; is it still running?")]
+    #[error("xenstore {0}: connection closed; check that xenstored runs")]
     Gone(String),
     /// No reply in time.
-    #[error("xenstore {0}: no reply within {1} s; does it hang?")]
+    #[error("xenstore {0}: no reply within {1} s; check that xenstored runs")]
     Timeout(String, u64),
     /// Data that violates the protocol.
     #[error("xenstore {name}: malformed reply: {what}; is this a xenstore?")]

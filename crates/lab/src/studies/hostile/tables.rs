@@ -40,7 +40,7 @@ pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
         note("faults of honest ports", of(run, "honest_faults").is_some_and(|n| n > 0.0));
         note("cases not tried", of(run, "untried").is_some_and(|n| n > 0.0));
     }
-    // Where the honest pair loses frames by itself, this machine cannot tell.
+    // Where the honest pair loses frames by itself, this machine gives no result.
     let control: f64 = runs(results, ring, "idle").filter_map(|run| of(run, "lost")).sum();
     if count == 0 {
         return None;
@@ -48,8 +48,8 @@ pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let failed: Vec<String> =
         bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
     let what = format!(
-        "{ring}: beside {attempts} attacks in {count} runs an honest pair loses no frame, \
-         gets none that is not as it was sent, and the switch answers{}{}",
+        "{ring}: during {attempts} attacks in {count} runs the honest pair loses no frame, \
+         receives no modified frame, and the control socket answers{}{}",
         if failed.is_empty() { "" } else { "; not so: " },
         failed.join("; ")
     );

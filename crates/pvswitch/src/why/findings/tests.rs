@@ -105,7 +105,7 @@ fn links_that_are_down_come_first_with_their_cause() {
     let case = down("unconnected").with(0, "kind", json!("vhost-user:/run/a,mode=client"));
     blocked(&case, "unconnected", &["no process listens"]);
     blocked(&down("no-driver"), "no_driver", &["enabled no receive queue", "driver"]);
-    blocked(&down("no-driver").with(0, "faults", json!(1)), "fault", &["broke the protocol"]);
+    blocked(&down("no-driver").with(0, "faults", json!(1)), "fault", &["violated the protocol"]);
     blocked(&down("drained"), "drained", &["pvswitch ctl drain a --off"]);
     let stalled =
         Case::healthy().with(0, "state", json!("stalled")).with(0, "stalled_s", json!(75));
@@ -218,7 +218,12 @@ fn refusals_faults_and_errors() {
     case.before["ports"][0]["account"]["messages"] = entry(5);
     check(&case, Rank::Note, "messages", &[]);
     let case = Case::healthy().with(0, "faults", json!(2)).with(0, "last_error", json!("loop"));
-    check(&case, Rank::Lost, "faults", &["broke the protocol 2 times, and recovered; last: loop"]);
+    check(
+        &case,
+        Rank::Lost,
+        "faults",
+        &["violated the protocol 2 times, and recovered; last: loop"],
+    );
     let case = Case::healthy().with(0, "errors", json!({ "map": 2 }));
     check(&case, Rank::Note, "errors", &["map 2"]);
 }
