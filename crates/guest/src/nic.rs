@@ -110,7 +110,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         }
         session.reporter.report(&mut session.guest);
         if go_on() {
-            tracing::info!("{name}: the switch is gone; waiting for it");
+            tracing::info!("{name}: the switch disconnected; waiting for it");
         }
     }
     Ok(())

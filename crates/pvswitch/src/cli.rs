@@ -327,7 +327,7 @@ pub enum CtlCommand {
     Why {
         /// Port name
         name: String,
-        /// Time between two samples of the counters, which separate current losses from earlier ones
+        /// Time between two samples of the counters, to separate current losses from earlier ones
         #[arg(long, value_name = "S", default_value_t = 1.0)]
         seconds: f64,
     },

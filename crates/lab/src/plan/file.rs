@@ -27,8 +27,8 @@ impl Plan {
             Some(format) if format == i64::from(FORMAT) => {}
             Some(format) => {
                 return Err(Error::usage(format!(
-                    "{at}: written by another version (format {format}; this one reads {FORMAT}): use \
-                     that version, or measure again into another folder"
+                    "{at}: written by another version (format {format}; this one reads \
+                     {FORMAT}): use that version, or measure again into another folder"
                 )));
             }
             None => {

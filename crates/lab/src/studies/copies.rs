@@ -243,8 +243,8 @@ impl Outcome {
         if let Some((was, is)) = self.bridged {
             verdicts.push(Verdict {
                 what: format!(
-                    "between guests on one bridge, each byte is copied at least twice before, by the \
-                     kernel's bridge, and once after: {was:.2} before, {is:.2} after"
+                    "between guests on one bridge, each byte is copied at least twice before, by \
+                     the kernel's bridge, and once after: {was:.2} before, {is:.2} after"
                 ),
                 holds: Some(was >= 2.0 - COPIES_OFF && (is - 1.0).abs() <= COPIES_OFF),
             });

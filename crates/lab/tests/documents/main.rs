@@ -1,4 +1,4 @@
-//! Documents say what the committed runs say: figures and pictures in them are made again of
+//! Figures and pictures in documents are those of the committed runs: they are made again from
 //! `docs/results` and compared. `docs/results/README.md` says how a figure is marked.
 
 mod figures;
@@ -6,6 +6,7 @@ mod query;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use figures::Checker;
 use pvswitch_lab::store::{Results, plan_of};
@@ -67,6 +68,26 @@ fn every_folder_holds_runs_that_can_be_read() {
     for folder in folders {
         let results = read(&folder).unwrap();
         assert!(!results.runs.is_empty() && !results.machine.cpu.is_empty(), "{folder}");
+    }
+}
+
+/// Files of a folder of results: those that are committed; without git's index, all that exist.
+fn files(folder: &str) -> BTreeSet<String> {
+    let path = root().join("docs/results").join(folder);
+    if !root().join(".git").exists() {
+        return names(&path);
+    }
+    let list = Command::new("git").args(["ls-files"]).current_dir(&path).output().unwrap();
+    assert!(list.status.success(), "git: {}", String::from_utf8_lossy(&list.stderr));
+    String::from_utf8(list.stdout).unwrap().lines().map(Into::into).collect()
+}
+
+/// Reports and plots, which `pvswitch lab report` makes in the same folder, are not committed.
+#[test]
+fn every_folder_holds_only_measured_files() {
+    for folder in folders() {
+        let files = Vec::from_iter(files(&folder));
+        assert_eq!(files, ["machine.json", "plan.toml", "runs.csv"], "docs/results/{folder}");
     }
 }
 
