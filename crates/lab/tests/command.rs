@@ -95,7 +95,7 @@ fn reports_of_what_is_none() {
     let mine = text("plan.toml");
     std::fs::write(&mine, "format = 99\nstudy = \"x\"\n").unwrap();
     let there = dir.display().to_string();
-    fails(&["report", &there], 1, &["another version", "format is 99"]);
+    fails(&["report", &there], 1, &["another version", "format 99"]);
     std::fs::write(&mine, "format = 1\nstudy = \"x\"\nrepeats = 1\nseconds = 1.0\naxes = []\n")
         .unwrap();
     fails(&["report", &there], 2, &["no study 'x'"]);

@@ -251,7 +251,7 @@ fn judged(results: &Results, load: &str) -> Option<Verdict> {
             of.count,
             of.low,
             of.high,
-            if bad.is_empty() { "" } else { "; not so: " },
+            if bad.is_empty() { "" } else { "; failed: " },
             bad.join(", "),
             if pairs < PAIRS_MIN { "; too few pairs for a verdict" } else { "" },
         ),

@@ -50,7 +50,7 @@ pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let what = format!(
         "{ring}: during {attempts} attacks in {count} runs the honest pair loses no frame, \
          receives no modified frame, and the control socket answers{}{}",
-        if failed.is_empty() { "" } else { "; not so: " },
+        if failed.is_empty() { "" } else { "; failed: " },
         failed.join("; ")
     );
     let is_conclusive = control == 0.0 || bad.is_empty();
