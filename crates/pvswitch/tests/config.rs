@@ -283,7 +283,7 @@ fn changes_at_run_time_are_undone_by_a_reload_and_kept_by_save() {
     let out = switch.ctl(&["add-port", &dir.port("x", "").replacen('x', "z", 1)]);
     let error = String::from_utf8(out.stderr).unwrap();
     assert!(
-        error.contains("port 'z': socket") && error.contains("that of port 'x', too"),
+        error.contains("port 'z': socket") && error.contains("is already used by port 'x'"),
         "{error}"
     );
     change(&["set", "a", "weight=7", "limit-messages=5"]);
