@@ -119,7 +119,7 @@ fn ports_are_added_changed_drained_and_removed() {
     let (status, again) =
         call("PUT", "/v1/ports/b", json!({ "kind": "vhost-user", "socket": dir.text("a") }));
     assert!(
-        status == 409 && again["detail"].as_str().unwrap().contains("that of port 'a'"),
+        status == 409 && again["detail"].as_str().unwrap().contains("is already used by port 'a'"),
         "{again}"
     );
     assert_eq!(call("PATCH", "/v1/ports/a", json!({ "weight": 3, "isolated": true })).0, 204);

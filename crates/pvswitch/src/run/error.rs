@@ -97,7 +97,7 @@ impl RunError {
             Self::Tap { .. } => (422, Some("body.interface"), "use another interface"),
             Self::Xen { .. } => (422, Some("body"), "use a vif that exists"),
             Self::TooManyPorts(_) => (409, Some("path.name"), "remove a port first"),
-            Self::Conflict(_) => (409, None, "change what it conflicts with first"),
+            Self::Conflict(_) => (409, None, "resolve the conflict named in the text first"),
             Self::Setting(_) => (422, None, "use a value as in docs/settings.md"),
             Self::Config(_) => (422, None, "correct the file; `pvswitch check` reads it, too"),
             Self::Request(_) => (422, None, "see the text of the error"),
