@@ -4,9 +4,9 @@
 //! A light port is served for its whole demand if that is less than its share of the worker's time,
 //! otherwise for its share. While its queue is polled, its single frame waits for the flooder once:
 //! for a quantum, and for the last burst's excess over it. On an otherwise idle worker this is many
-//! times the wait without the flooder, which is almost 0; if light ports wait for each other, floods
-//! of small frames less than double the wait. Where queues sleep, as under `adaptive`, frames wait
-//! for the next poll of kicks besides: alone, their kick would have woken the worker.
+//! times the wait without the flooder, which is almost 0; if light ports wait for each other,
+//! floods of small frames less than double the wait. Where queues sleep, as under `adaptive`,
+//! frames wait for the next poll of kicks besides: alone, their kick would have woken the worker.
 
 #[path = "common/random.rs"]
 mod random;
