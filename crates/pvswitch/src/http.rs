@@ -10,11 +10,14 @@ mod live;
 mod metrics;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use api::Address;
@@ -28,7 +31,7 @@ use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use os::{Carries, Listener, Permissions, SocketError};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use control::Control;
 pub use control::Query;
@@ -88,6 +91,8 @@ pub struct Server {
     pub socket: Option<Listener>,
     /// The TCP listener, if it serves one.
     pub tcp: Option<OwnedFd>,
+    accepts: watch::Sender<bool>,
+    permits: Arc<Semaphore>,
 }
 
 /// A listener of another process: the switch before, or the starter.
@@ -107,7 +112,8 @@ impl AsFd for Server {
 
 impl Server {
     /// Binds the address, or takes over a listener of another process, and starts the server's
-    /// thread. A Unix socket has these permissions.
+    /// thread, which [accepts nothing](Self::set_accepting) at first. A Unix socket has these
+    /// permissions.
     ///
     /// # Errors
     /// [`HttpError`]: the address, the socket or the thread.
@@ -154,14 +160,29 @@ impl Server {
         let (sender, queries) = mpsc::channel();
         let wake = Arc::new(os::eventfd()?);
         let site = Site::new(Control::new(sender, Arc::clone(&wake)));
+        let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let (accepts, accepting) = watch::channel(false);
+        let gate = Gate { accepting, permits: Arc::clone(&permits) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("http".into()).spawn(move || {
-            if let Err(error) = runtime.block_on(serve(acceptor, site)) {
+            if let Err(error) = runtime.block_on(serve(acceptor, gate, site)) {
                 tracing::error!("HTTP server stopped: {error}");
             }
         })?;
         tracing::info!("HTTP at {url}");
-        Ok(Self { queries, wake, url, socket, tcp })
+        Ok(Self { queries, wake, url, socket, tcp, accepts, permits })
+    }
+
+    /// Starts or stops accepting connections. Meanwhile they wait in the listener, which another
+    /// process may serve next.
+    pub fn set_accepting(&self, on: bool) {
+        self.accepts.send_replace(on);
+    }
+
+    /// Whether there are accepted connections, or may be for a moment: with `set_accepting(false)`
+    /// no further ones are added once this is false.
+    pub fn has_clients(&self) -> bool {
+        self.permits.available_permits() < CLIENTS_MAX
     }
 }
 
@@ -199,26 +220,56 @@ enum Acceptor {
     Unix(UnixListener),
 }
 
-async fn serve(acceptor: Acceptor, site: Arc<Site>) -> std::io::Result<()> {
-    let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
-    let permit = || Arc::clone(&permits).acquire_owned();
+/// When connections are accepted.
+struct Gate {
+    accepting: watch::Receiver<bool>,
+    /// One for each connection, and one for the next while it is awaited.
+    permits: Arc<Semaphore>,
+}
+
+/// Serves connections until the control thread's end of the server is dropped, and then those that
+/// were accepted.
+async fn serve(acceptor: Acceptor, gate: Gate, site: Arc<Site>) -> std::io::Result<()> {
     match acceptor {
         Acceptor::Tcp(listener) => {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            while let Ok(permit) = permit().await {
-                let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, permit, &site).await;
-            }
+            let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+            accept_all(accept, gate, &site).await;
         }
         Acceptor::Unix(listener) => {
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            while let Ok(permit) = permit().await {
-                let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, permit, &site).await;
-            }
+            let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+            accept_all(accept, gate, &site).await;
         }
     }
     Ok(())
+}
+
+async fn accept_all<S>(
+    accept: impl Fn(&mut Context<'_>) -> Poll<std::io::Result<S>>,
+    mut gate: Gate,
+    site: &Arc<Site>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    while gate.accepting.wait_for(|on| *on).await.is_ok() {
+        let Ok(permit) = Arc::clone(&gate.permits).acquire_owned().await else { break };
+        let accepted = {
+            let mut closed = pin!(gate.accepting.wait_for(|on| !*on));
+            // First whether the gate is closed: no connection is accepted after that.
+            poll_fn(|cx| match closed.as_mut().poll(cx) {
+                Poll::Ready(_) => Poll::Ready(None),
+                Poll::Pending => accept(cx).map(Some),
+            })
+            .await
+        };
+        match accepted {
+            Some(accepted) => admit(accepted, permit, site).await,
+            None if gate.accepting.has_changed().is_err() => break,
+            None => {}
+        }
+    }
+    let _ = gate.permits.acquire_many(CLIENTS_MAX as u32).await;
 }
 
 async fn admit<S>(accepted: std::io::Result<S>, permit: OwnedSemaphorePermit, site: &Arc<Site>)

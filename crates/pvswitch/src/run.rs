@@ -285,11 +285,13 @@ pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
     );
     system.report_ready();
     system.start_keeping();
+    system.accept_http(true);
     while !system.stop {
         system.round()?;
     }
     if system.handed_over {
         // Nothing is undone: sockets, interfaces and rings are the other process's.
+        system.finish_http();
         std::process::exit(0);
     }
     system.end_keeping();

@@ -2,7 +2,11 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{
     Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, may_make_taps, of_interface,
@@ -208,18 +212,54 @@ fn settings_of_the_file_and_of_run_time_are_handed_on() {
     let next = upgrade(&switch);
     assert_eq!(state(), before);
     assert_eq!(switch.port("stats", "a")["ingress"][0]["weight"], 3);
-    let answer =
-        std::os::unix::net::UnixStream::connect(dir.path("http")).and_then(|mut stream| {
-            use std::io::{Read, Write};
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text).map(|_| text)
-        });
-    assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+    assert!(metrics(&dir.path("http")).unwrap().starts_with("HTTP/1.1 200"));
     // The file is still that of the switch.
     let reload = switch.json(&["reload"]);
     assert_eq!(reload["removed"][0], "n", "{reload}");
     drop(next);
+}
+
+/// The reply to GET /metrics.
+fn metrics(socket: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[test]
+fn every_http_request_is_answered_over_upgrades() {
+    let dir = Dir::new();
+    let socket = dir.path("http");
+    let http = format!("unix:{}", socket.display());
+    let switch = Switch::start(&dir, &["--http", &http], &["n=null".into()]);
+    let (ends, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let ask = || {
+        while !ends.load(Ordering::Relaxed) {
+            let reply = metrics(&socket).unwrap();
+            assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+            answered.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let mut living = Vec::new();
+    std::thread::scope(|scope| {
+        let clients = [scope.spawn(ask), scope.spawn(ask)];
+        for i in 0..5 {
+            let before = answered.load(Ordering::Relaxed);
+            // A program that fails: this process accepts connections again.
+            if i == 2 {
+                assert!(!switch.ctl(&["upgrade", "/bin/false"]).status.success());
+            } else {
+                living.push(upgrade(&switch));
+            }
+            wait_for("replies", || {
+                answered.load(Ordering::Relaxed) > before + 20
+                    || clients.iter().any(std::thread::ScopedJoinHandle::is_finished)
+            });
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
 }
 
 fn saved(switch: &Switch) -> String {

@@ -1,6 +1,7 @@
 //! Requests of operators, run by the control thread.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use api::config::StaticAddress;
 use api::routes::{Operation, Right, Server};
@@ -11,9 +12,12 @@ use switch::tuning::Drain;
 
 use super::show::port_stats;
 use super::{PortState, RunError, System};
-use crate::http::Query;
+use crate::http::{self, Query};
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning};
+
+/// Longest time that this process exists for HTTP clients after another has taken over.
+const FINISH_MAX: Duration = Duration::from_secs(1);
 
 impl System {
     /// Runs the requests received by HTTP.
@@ -25,6 +29,16 @@ impl System {
             // The client may have disconnected.
             let _ = reply.send(self.respond(&request));
             self.end_reply();
+        }
+    }
+
+    /// Replies to HTTP clients that were accepted before another process took over, for a limited
+    /// time.
+    pub(super) fn finish_http(&mut self) {
+        let end = Instant::now() + FINISH_MAX;
+        while self.http.as_ref().is_some_and(http::Server::has_clients) && Instant::now() < end {
+            self.serve_http();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

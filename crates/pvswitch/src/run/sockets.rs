@@ -50,4 +50,11 @@ impl System {
         self.http = Some(server);
         Ok(())
     }
+
+    /// Starts or stops accepting HTTP connections.
+    pub(super) fn accept_http(&self, on: bool) {
+        if let Some(server) = &self.http {
+            server.set_accepting(on);
+        }
+    }
 }

@@ -124,6 +124,7 @@ impl System {
         let program = program.unwrap_or(&self.program).to_path_buf();
         let handed_over = self.hand_over(&program);
         if handed_over.is_err() {
+            self.accept_http(true);
             // The other process has requested all offloads of TAPs from the kernel.
             self.restore_offloads();
         }
@@ -138,6 +139,7 @@ impl System {
         let known = offer.addresses.iter().copied().collect();
         next.send(&encode(&offer, &[]), &fds.fds, PREPARE_MAX)?;
         next.ready(PREPARE_MAX.saturating_sub(began.elapsed()))?;
+        self.accept_http(false);
         let frozen = self.pool.freeze(FREEZE_MAX);
         let frozen = frozen.ok_or_else(|| failed(program, &"a worker is stuck in its round"))?;
         let mut bytes = Vec::new();
