@@ -6,7 +6,7 @@ use crate::virtio::{descriptors, flood, memory, messages, receive, rings};
 use crate::{Case, Who};
 
 /// Cases on virtqueues.
-pub(super) static VIRTQUEUES: [Case; 25] = [
+pub(super) static VIRTQUEUES: [Case; 26] = [
     guest(
         "loops",
         "descriptor chains with loops",
@@ -46,6 +46,12 @@ pub(super) static VIRTQUEUES: [Case; 25] = [
         rings::wraps,
     )
     .only(&[Packed]),
+    guest(
+        "flooding",
+        "valid frames as fast as the ring takes them: a control for cases that send frames",
+        &["row 3"],
+        rings::flooding,
+    ),
     guest("checksums", "checksum offsets outside the frame", &["CVE-2024-11614"], rings::checksums),
     guest(
         "offloads",
