@@ -233,12 +233,14 @@ async fn serve(acceptor: Acceptor, gate: Gate, site: Arc<Site>) -> std::io::Resu
     match acceptor {
         Acceptor::Tcp(listener) => {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+            let accept =
+                |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
             accept_all(accept, gate, &site).await;
         }
         Acceptor::Unix(listener) => {
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+            let accept =
+                |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
             accept_all(accept, gate, &site).await;
         }
     }

@@ -224,6 +224,10 @@ impl Flow<'_> {
     }
 }
 
+/// Destination of the previous frame; its group, if all frames for that port are in it.
+#[derive(Default)]
+struct LastGroup(Option<(PortId, Option<usize>)>);
+
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -443,8 +447,7 @@ impl Forwarder {
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
         let mut left = None;
-        // Destination of the previous frame; its group, if all frames for that port are in it.
-        let mut last: Option<(PortId, Option<usize>)> = None;
+        let mut last = LastGroup::default();
         for i in 0..burst.frames.len() {
             if burst.is_excluded(i) {
                 continue;
@@ -481,17 +484,7 @@ impl Forwarder {
                         left = Some(i);
                         break;
                     }
-                    let at = match last {
-                        Some((port, Some(at))) if port == to => at,
-                        _ => {
-                            let queue = self.queue_of(to, &mut flow);
-                            let at = self.group_for(QueueId { port: to, queue });
-                            if last.is_none_or(|(port, _)| port != to) {
-                                last = Some((to, self.has_one_queue(to).then_some(at)));
-                            }
-                            at
-                        }
-                    };
+                    let at = self.group_of_flow(to, &mut flow, &mut last);
                     self.groups[at].picks.push(i as u16);
                 }
                 None => {
@@ -505,6 +498,22 @@ impl Forwarder {
         }
         if let Some(i) = left {
             burst.leave(i);
+        }
+    }
+
+    /// Index of the group for a frame of a flow to a port.
+    #[inline(always)]
+    fn group_of_flow(&mut self, to: PortId, flow: &mut Flow<'_>, last: &mut LastGroup) -> usize {
+        match last.0 {
+            Some((port, Some(at))) if port == to => at,
+            _ => {
+                let queue = self.queue_of(to, flow);
+                let at = self.group_for(QueueId { port: to, queue });
+                if last.0.is_none_or(|(port, _)| port != to) {
+                    last.0 = Some((to, self.has_one_queue(to).then_some(at)));
+                }
+                at
+            }
         }
     }
 
@@ -615,32 +624,7 @@ impl Forwarder {
         if group.floods.count_ones() < group.picks.len() as u32 {
             from.backpressure.record_destination(group.to, now);
         }
-        // After the held frames.
-        let is_free = !egress.is_holding() || self.send_held(&mut to, now);
-        // Those beyond the port's rate are held.
-        let is_rated = port.has_rate_out();
-        let mut later = Vec::new();
-        if is_rated && is_free {
-            let picks = group.picks.iter().map(|i| usize::from(*i));
-            later = group.picks.split_off(permitted(port, burst, picks, now));
-        }
-        let (mut done, fault) = if egress.is_slow(now) {
-            self.put_slow(from, &mut to, group, burst, now)
-        } else if !is_free {
-            (0, None)
-        } else if self.slow.measures() {
-            self.put_measured(from, &mut to, group, burst, now)
-        } else {
-            self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
-        };
-        to.queue.flush();
-        if is_rated {
-            charge_out(port, burst, group.picks[..done].iter().map(|i| usize::from(*i)), now);
-            if egress.is_slow(now) {
-                egress.stats.drops_rate.add(later.drain(..).len() as u64);
-            }
-            group.picks.append(&mut later);
-        }
+        let (mut done, fault) = self.put_group(from, &mut to, group, burst, now);
         if port.active() > 1 {
             self.set_steer(port.id, to.queue.steer());
         }
@@ -665,6 +649,46 @@ impl Forwarder {
         if done > 0 {
             self.record_progress(group.to, egress);
         }
+    }
+
+    /// Puts a group after the frames held for its queue, as far as its port's rate permits; makes
+    /// the frames put visible. Returns the number handled, and the fault that ended it.
+    #[inline(always)]
+    fn put_group(
+        &mut self,
+        from: &Source,
+        to: &mut LockedQueue<'_>,
+        group: &mut Group,
+        burst: &Burst<'_>,
+        now: Instant,
+    ) -> (usize, Option<Fault>) {
+        let (port, egress) = (to.port, to.egress);
+        let is_free = !egress.is_holding() || self.send_held(to, now);
+        // Those beyond the port's rate are held.
+        let is_rated = port.has_rate_out();
+        let mut later = Vec::new();
+        if is_rated && is_free {
+            let picks = group.picks.iter().map(|i| usize::from(*i));
+            later = group.picks.split_off(permitted(port, burst, picks, now));
+        }
+        let (done, fault) = if egress.is_slow(now) {
+            self.put_slow(from, to, group, burst, now)
+        } else if !is_free {
+            (0, None)
+        } else if self.slow.measures() {
+            self.put_measured(from, to, group, burst, now)
+        } else {
+            self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
+        };
+        to.queue.flush();
+        if is_rated {
+            charge_out(port, burst, group.picks[..done].iter().map(|i| usize::from(*i)), now);
+            if egress.is_slow(now) {
+                egress.stats.drops_rate.add(later.drain(..).len() as u64);
+            }
+            group.picks.append(&mut later);
+        }
+        (done, fault)
     }
 
     /// Puts `picks` in order; frames with offloads that the peer lacks go through software. Returns

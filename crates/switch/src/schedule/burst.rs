@@ -49,26 +49,9 @@ pub fn burst(
 ) -> BurstResult {
     let began = usage.map(|usage| (usage, usage()));
     let mut own = Spent::default();
-    let drained = source.tuning.drain() != Drain::Off;
-    let (mut max, findings) = match drained {
-        true => (0, Findings::default()),
-        false => forwarder.budget(source, max, now),
-    };
-    let has_rate = source.tuning.has_rate() && max > 0;
-    let mut took =
-        BurstResult { drained, paused: !drained && max == 0, findings, ..BurstResult::default() };
-    if !drained && source.tuning.announcement().is_some() {
-        took.announced = announce(forwarder, source, &mut took.findings, now);
-    }
-    if has_rate {
-        match forwarder.rate_budget(source, max, now) {
-            Ok(permitted) => {
-                took.rate_cut = permitted < max;
-                max = permitted;
-            }
-            Err(due) => return BurstResult { rate_due: Some(due), ..took },
-        }
-    }
+    let mut took = BurstResult::default();
+    let Some(max) = permit(source, max, forwarder, now, &mut took) else { return took };
+    let has_rate = source.tuning.has_rate() && !took.drained && !took.paused;
     let got = if max == 0 {
         Ok(0)
     } else {
@@ -111,12 +94,46 @@ pub fn burst(
         took.rate_cut &= took.frames >= max;
         took.rate_due = forwarder.rate_due(source, now);
     }
-    if drained {
+    if took.drained {
         source.tuning.complete_drain();
         // Its frames are no reason to stay awake, nor for its guest to kick.
         ingress.disarm();
     }
     took
+}
+
+/// The number of frames, up to `max`, that a burst may take: 0 while the queue is drained, or paused
+/// for its destinations. `None`: its port's rate permits none. Records why in `took`.
+#[inline]
+fn permit(
+    source: &Source,
+    max: usize,
+    forwarder: &mut Forwarder,
+    now: Instant,
+    took: &mut BurstResult,
+) -> Option<usize> {
+    if source.tuning.drain() != Drain::Off {
+        took.drained = true;
+        return Some(0);
+    }
+    let (max, findings) = forwarder.budget(source, max, now);
+    (took.paused, took.findings) = (max == 0, findings);
+    if source.tuning.announcement().is_some() {
+        took.announced = announce(forwarder, source, &mut took.findings, now);
+    }
+    if !source.tuning.has_rate() || took.paused {
+        return Some(max);
+    }
+    match forwarder.rate_budget(source, max, now) {
+        Ok(permitted) => {
+            took.rate_cut = permitted < max;
+            Some(permitted)
+        }
+        Err(due) => {
+            took.rate_due = Some(due);
+            None
+        }
+    }
 }
 
 /// Forwards private copies of a burst's frames, so that no page fault in the sender's memory counts

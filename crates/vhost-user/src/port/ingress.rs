@@ -341,16 +341,38 @@ fn collect<'m>(
     burst: &mut Burst<'m>,
     scratch: &mut Scratch,
 ) -> (usize, Refused) {
-    let Scratch { chain_of, scattered } = scratch;
-    chain_of.clear();
-    scattered.clear();
-    // Two passes, so that the first bytes of all frames are prefetched before any is read.
+    scratch.chain_of.clear();
+    scratch.scattered.clear();
     let mut refused = Refused { bits: 0, why: [Bad::Runt; BURST_MAX] };
-    // Chains that are not one segment, one bit each.
+    // Two passes, so that the first bytes of all frames are prefetched before any is read.
+    let segs = &mut burst.segs;
+    let gathered = gather(taken, memory, hint, segs, &mut scratch.scattered, &mut refused);
+    push_frames(&gathered, format, burst, scratch, &mut refused);
+    (gathered.chains, refused)
+}
+
+/// Chains whose buffers are segments.
+struct Gathered {
+    /// Their number, including those refused.
+    chains: usize,
+    /// Those that are not one segment, one bit each.
+    unusual: u64,
+}
+
+/// The first pass: translates the chains' buffers to segments, and prefetches them.
+#[inline]
+fn gather<'m>(
+    taken: &Taken,
+    memory: &'m GuestMemory,
+    hint: &mut usize,
+    segs: &mut Vec<Seg<'m>>,
+    scattered: &mut Vec<(usize, usize, u64)>,
+    refused: &mut Refused,
+) -> Gathered {
     let mut unusual = 0_u64;
     let (mut kept, mut wasted, mut bytes) = (0, 0, 0_u64);
     for chain in &taken.chains {
-        let first = burst.segs.len();
+        let first = segs.len();
         let bufs = taken.reads(chain);
         // Nearly every frame is in one buffer, in the last region used.
         if let [buf] = bufs
@@ -362,7 +384,7 @@ fn collect<'m>(
                 break;
             }
             seg.prefetch();
-            burst.segs.push(seg);
+            segs.push(seg);
             kept += 1;
             continue;
         }
@@ -372,24 +394,37 @@ fn collect<'m>(
         }
         // Segments of invalid chains count as work, too.
         let most = TAKEN_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
-        match translate(memory, bufs, most, hint, &mut burst.segs) {
+        match translate(memory, bufs, most, hint, segs) {
             Ok((count, len)) => scattered.push((first, count, len)),
             Err(Bad::TooManySegs) if most < SEGS_MAX => {
-                burst.segs.truncate(first);
+                segs.truncate(first);
                 break;
             }
             Err(why) => {
-                wasted += burst.segs.len() - first;
-                burst.segs.truncate(first);
+                wasted += segs.len() - first;
+                segs.truncate(first);
                 refused.add(kept, why);
             }
         }
         unusual |= 1 << kept;
         kept += 1;
     }
+    Gathered { chains: kept, unusual }
+}
+
+/// The second pass: pushes the frames of the chains that are not refused.
+#[inline]
+fn push_frames(
+    gathered: &Gathered,
+    format: &Format,
+    burst: &mut Burst<'_>,
+    scratch: &mut Scratch,
+    refused: &mut Refused,
+) {
+    let Scratch { chain_of, scattered } = scratch;
     let (mut at, mut parts) = (0, scattered.iter().copied());
-    for i in 0..kept {
-        let (first, count, len) = if unusual & 1 << i == 0 {
+    for i in 0..gathered.chains {
+        let (first, count, len) = if gathered.unusual & 1 << i == 0 {
             let (first, seg) = (at, &mut burst.segs[at]);
             at += 1;
             let len = seg.len();
@@ -415,5 +450,4 @@ fn collect<'m>(
             Err(why) => refused.add(i, why),
         }
     }
-    (kept, refused)
 }

@@ -83,14 +83,7 @@ impl SplitDevice {
         };
         let had = out.chains.len();
         let n = max.saturating_sub(had).min(usize::from(ready)).min(HEADS_MAX);
-        let mut heads = [Untrusted::new(0_u16); HEADS_MAX];
-        let mut at = self.avail_next;
-        for head in &mut heads[..n] {
-            let entry = self.parts.avail_entry(at.advance());
-            *head = Untrusted::new(self.parts.avail.load_u16(entry));
-            self.parts.desc.prefetch(DESC_LEN * usize::from(head.hint()));
-        }
-        for head in heads[..n].iter().copied() {
+        for head in self.heads(n)[..n].iter().copied() {
             let head = match head.check_below(self.parts.size) {
                 Ok(head) => head,
                 Err(seen) => {
@@ -124,6 +117,19 @@ impl SplitDevice {
             Some(fault) if done == 0 => Err(fault),
             _ => Ok(usize::from(done)),
         }
+    }
+
+    /// Fetches the next `n` heads, and prefetches their descriptors.
+    #[inline]
+    fn heads(&self, n: usize) -> [Untrusted<u16>; HEADS_MAX] {
+        let mut heads = [Untrusted::new(0_u16); HEADS_MAX];
+        let mut at = self.avail_next;
+        for head in &mut heads[..n] {
+            let entry = self.parts.avail_entry(at.advance());
+            *head = Untrusted::new(self.parts.avail.load_u16(entry));
+            self.parts.desc.prefetch(DESC_LEN * usize::from(head.hint()));
+        }
+        heads
     }
 
     fn fail(&mut self, fault: Malformed) -> Malformed {
