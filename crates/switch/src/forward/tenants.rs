@@ -98,6 +98,10 @@ impl Forwarder {
             }
             let (frame, head) = (&burst.frames[i], burst.head(i));
             let tagging = same.unwrap_or_else(|| tagging(own, to, head));
+            if to.exposes_tag(tagging, head) {
+                from.stats.drops_vlan.add(1);
+                continue;
+            }
             let Some((len, hdr)) = tagging.apply(head, &frame.hdr, out) else {
                 from.stats.drops_unchecked.add(1);
                 continue;

@@ -134,6 +134,16 @@ impl Vlan {
     }
 }
 
+impl Vlan {
+    /// Whether the change would leave a trunk's peer with a second tag as the outermost one, in the
+    /// place of the native VLAN's: the frame would change its VLAN, by the sender's choice.
+    pub(crate) fn exposes_tag(&self, tagging: Tagging, head: &[u8]) -> bool {
+        tagging == Tagging::Pop
+            && matches!(self, Self::Trunk { .. })
+            && be16(head, TAG_AT + TAG_LEN) == Some(ETHERTYPE_VLAN)
+    }
+}
+
 impl Tagging {
     /// Writes `head` with the changed tag to `out`. Returns its length, and the offload request
     /// with offsets moved; `None`: the head is too short, or its checksum would be over the

@@ -169,6 +169,31 @@ fn inner_and_service_tags_are_payload() {
     assert_eq!(rig.stats(0).drops_vlan.get(), 1, "tagged, at an access port");
 }
 
+/// Double tagging: the native VLAN's tag is removed, and the second would be the frame's VLAN.
+#[test]
+fn second_tag_does_not_reach_another_vlan_by_the_native_one() {
+    let native = || trunk(&[9], Some(5));
+    let mut rig = rig(Mode::Switch, vec![access(5), native(), access(9), access(5), native()]);
+    let plain = frame(BROADCAST, mac(0), 1);
+    let with = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
+    let (own, priority, other) = ([0x81, 0, 0, 5], [0x81, 0, 0, 0], [0x81, 0, 0, 9]);
+    rig.send(0, &[with(&[priority, other].concat())]);
+    assert_eq!((rig.got(1), rig.got(2), rig.got(4)), (vec![], vec![], vec![]));
+    assert_eq!(rig.got(3), [with(&other)], "to an access port it is payload");
+    assert_eq!(rig.stats(0).drops_vlan.get(), 2, "one for each trunk");
+    rig.send(1, &[with(&[own, other].concat()), with(&[priority, other].concat())]);
+    assert_eq!((rig.got(2), rig.got(4)), (vec![], vec![]));
+    assert_eq!(rig.stats(1).drops_vlan.get(), 2);
+    // Tagged, it keeps both tags; and one tag alone is removed.
+    let mut rig = self::rig(Mode::Cross, vec![access(5), trunk(&[5], None)]);
+    rig.send(0, &[with(&[priority, other].concat())]);
+    assert_eq!(rig.got(1), [with(&[own, other].concat())]);
+    let mut rig = self::rig(Mode::Cross, vec![access(5), native()]);
+    rig.send(0, &[with(&priority), with(&[priority, other].concat())]);
+    assert_eq!(rig.got(1), [plain.clone()]);
+    assert_eq!(rig.stats(0).drops_vlan.get(), 1);
+}
+
 /// A long frame with a tag, in two segments: private bytes end within its payload.
 fn tagged_tso(vid: Option<u16>, payload: usize) -> (Vec<u8>, VnetHdr) {
     let (mut bytes, mut hdr) = tso(mac(1), mac(0), payload, 100);
