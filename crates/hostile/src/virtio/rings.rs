@@ -205,8 +205,8 @@ const CSUM: VnetHdr =
     VnetHdr { flags: NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::NONE };
 const GSO: VnetHdr = VnetHdr { gso_type: GSO_TCPV4, gso_size: 1000, ..CSUM };
 
-/// Valid frames as fast as the ring takes them, as an honest guest may send: a control for the cases
-/// below.
+/// Valid frames as fast as the ring takes them, as an honest guest may send: a control for the
+/// cases below.
 pub fn flooding(attack: &mut Attack<'_>) -> Result<(), Error> {
     send_each(attack, &[Sent { hdr: VnetHdr::NONE, pieces: &[72] }])
 }

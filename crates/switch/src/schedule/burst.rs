@@ -102,8 +102,8 @@ pub fn burst(
     took
 }
 
-/// The number of frames, up to `max`, that a burst may take: 0 while the queue is drained, or paused
-/// for its destinations. `None`: its port's rate permits none. Records why in `took`.
+/// The number of frames, up to `max`, that a burst may take: 0 while the queue is drained, or
+/// paused for its destinations. `None`: its port's rate permits none. Records why in `took`.
 #[inline]
 fn permit(
     source: &Source,
