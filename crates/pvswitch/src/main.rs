@@ -39,10 +39,10 @@ use clap::Parser;
 use cli::{Cli, Command, RunArgs};
 use config::Origin;
 pub use error::{AnyError, Usage};
-use pool::Placement;
 use run::{Options, Start};
 use spec::Access;
 use switch::forward::Mode;
+use switch::schedule::Placement;
 
 fn main() -> ExitCode {
     exit_on_closed_stdout();

@@ -1,6 +1,7 @@
-//! The worker pool: which worker serves which queue, and how queues move between workers.
+//! The worker pool: threads, and the commands that follow from where queues are served.
+//!
+//! [`Homes`] decides which worker serves which queue, and how queues move between workers.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
@@ -8,49 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use switch::fair::level::Leveller;
-use switch::fdb::{Fdb, PortId};
+use switch::fdb::Fdb;
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
+use switch::schedule::{GiveAway, Homes, Placement};
 use switch::tenant::Tenants;
 use switch::time::Instant;
 use vhost_user::device::KickFd;
 
 use crate::clock::Clock;
-use crate::worker::{self, Frozen, Gate, Handle, Report, Served};
-
-/// Which worker serves which queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Placement {
-    /// One worker serves everything.
-    Single,
-    /// A port joins the worker with the fewest ports.
-    Group,
-    /// Each queue of each port goes to the next worker.
-    PerPort,
-    /// Queues move between workers by measured load.
-    #[default]
-    Balanced,
-}
-
-impl Placement {
-    const ALL: [Self; 4] = [Self::Single, Self::Group, Self::PerPort, Self::Balanced];
-
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Group => "group",
-            Self::PerPort => "per-port",
-            Self::Balanced => "balanced",
-        }
-    }
-
-    /// The placement of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|placement| placement.name() == name)
-    }
-}
+use crate::worker::{self, Frozen, Gate, Handle, Placed, Report, Served};
 
 /// State shared by all workers.
 pub struct Common {
@@ -90,25 +58,13 @@ pub struct Pool {
     /// State shared by all workers.
     pub common: Common,
     workers: Vec<Arc<Handle>>,
-    /// Which worker serves or watches a queue, by token. This lock is held while a queue is given
-    /// to a worker or taken from it, so a queue is never lost between two workers.
-    homes: Mutex<HashMap<u64, usize>>,
+    /// Which worker serves or watches a queue. This lock is held until the commands that follow
+    /// from a change were sent.
+    homes: Mutex<Homes>,
+    /// The placement in `homes`, for readers without the lock.
     placement: AtomicU8,
     /// Service per worker and period, for fair shares over all workers.
     leveller: Mutex<Leveller>,
-}
-
-/// Token that identifies a queue of a port to workers.
-pub fn token(port: PortId, queue: u16, egress: bool) -> u64 {
-    u64::from(port.0) << 32 | u64::from(queue) << 1 | u64::from(egress)
-}
-
-fn port_of(token: u64) -> u64 {
-    token >> 32
-}
-
-fn queue_of(token: u64) -> usize {
-    (token as u32 >> 1) as usize
 }
 
 impl Pool {
@@ -124,7 +80,7 @@ impl Pool {
         let pool = Arc::new(Self {
             common,
             workers,
-            homes: Mutex::default(),
+            homes: Mutex::new(Homes::new(usize::from(count), placement)),
             placement: AtomicU8::new(placement as u8),
             leveller: Mutex::new(Leveller::new(usize::from(count))),
         });
@@ -151,41 +107,21 @@ impl Pool {
         Placement::ALL[usize::from(self.placement.load(Ordering::Relaxed)) % 4]
     }
 
-    fn homes(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+    fn homes(&self) -> MutexGuard<'_, Homes> {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The worker for a queue, by the placement.
-    fn place(&self, token: u64, homes: &HashMap<u64, usize>) -> usize {
-        match self.placement() {
-            // Balanced starts on one worker; an overloaded worker gives queues away.
-            Placement::Single | Placement::Balanced => 0,
-            Placement::PerPort => (port_of(token) as usize + queue_of(token)) % self.workers.len(),
-            Placement::Group => {
-                let siblings = homes.iter().find(|(t, _)| port_of(**t) == port_of(token));
-                if let Some((_, worker)) = siblings {
-                    return *worker;
-                }
-                let mut ports: Vec<_> = homes.iter().map(|(t, w)| (*w, port_of(*t))).collect();
-                ports.sort_unstable();
-                ports.dedup();
-                let load = |w: &usize| ports.iter().filter(|(worker, _)| worker == w).count();
-                (0..self.workers.len()).min_by_key(load).unwrap_or(0)
-            }
-        }
     }
 
     /// Starts serving a queue.
     pub fn serve(&self, served: Served) {
         let mut homes = self.homes();
-        let to = self.place(served.token, &homes);
-        homes.insert(served.token, to);
-        self.workers[to].serve(served);
+        let home = homes.place(served.token);
+        self.workers[home.worker].serve(served.placed(home.generation));
     }
 
     /// Stops serving a queue. It may be served for one more round.
     pub fn drop_queue(&self, token: u64) {
-        if let Some(worker) = self.homes().remove(&token) {
+        let mut homes = self.homes();
+        if let Some(worker) = homes.remove(token) {
             self.workers[worker].drop_queue(token);
         }
     }
@@ -194,27 +130,28 @@ impl Pool {
     /// [`kick`](Self::kick): its peer has posted buffers.
     pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
         let mut homes = self.homes();
-        let to = self.place(token, &homes);
-        homes.insert(token, to);
-        self.workers[to].watch(token, port, queue, kick);
+        let home = homes.place(token);
+        self.workers[home.worker].watch(token, port, queue, kick);
     }
 
     /// Whether a worker serves this queue.
     pub fn serves(&self, token: u64) -> bool {
-        self.homes().contains_key(&token)
+        self.homes().worker(token).is_some()
     }
 
     /// Delivers a kick that did not arrive by the queue's descriptor.
     pub fn kick(&self, token: u64) {
-        if let Some(worker) = self.homes().get(&token) {
-            self.workers[*worker].kick(token);
+        let homes = self.homes();
+        if let Some(worker) = homes.worker(token) {
+            self.workers[worker].kick(token);
         }
     }
 
     /// Has a queue's worker poll it: its settings changed.
     pub fn poll(&self, token: u64) {
-        if let Some(worker) = self.homes().get(&token) {
-            self.workers[*worker].poll(token);
+        let homes = self.homes();
+        if let Some(worker) = homes.worker(token) {
+            self.workers[worker].poll(token);
         }
     }
 
@@ -234,43 +171,26 @@ impl Pool {
 
     /// Places every queue again; service continues.
     pub fn set_placement(&self, placement: Placement) {
-        let homes = self.homes();
-        // Under the lock: queues handed over later follow this placement.
+        let mut homes = self.homes();
         self.placement.store(placement as u8, Ordering::Relaxed);
-        let mut placed = HashMap::new();
-        let mut tokens: Vec<_> = homes.iter().map(|(token, home)| (*token, *home)).collect();
-        // Egress queues are only watched; their worker does not matter.
-        tokens.retain(|(token, _)| token & 1 == 0);
-        tokens.sort_unstable();
-        for (token, home) in tokens {
-            let to = match placement {
-                // Queues stay; load decides from now on.
-                Placement::Balanced => home,
-                _ => self.place(token, &placed),
-            };
-            placed.insert(token, to);
-            if to != home {
-                self.workers[home].give_away(token, to);
-            }
+        self.give_away(homes.set_placement(placement));
+    }
+
+    fn give_away(&self, moves: impl IntoIterator<Item = GiveAway>) {
+        for GiveAway { token, from, to } in moves {
+            self.workers[from].give_away(token, to);
         }
     }
 
     /// Moves a queue from worker `from`, which has stopped serving it, to worker `to`.
-    pub fn hand_over(&self, from: usize, to: usize, served: Served) {
+    pub fn hand_over(&self, from: usize, to: usize, served: Placed) {
         let mut homes = self.homes();
-        // Dropped in the meantime: the command is on its way.
-        if homes.get(&served.token) != Some(&from) {
-            return;
+        match homes.hand_over(served.token, served.of.generation, from, to) {
+            Some(to) => self.workers[to].serve(served),
+            // Stopped meanwhile, and not started again.
+            None if homes.worker(served.token).is_none() => served.mark_stopped(),
+            None => {}
         }
-        let to = match self.placement() {
-            Placement::Balanced => to,
-            _ => {
-                homes.remove(&served.token);
-                self.place(served.token, &homes)
-            }
-        };
-        homes.insert(served.token, to);
-        self.workers[to].serve(served);
     }
 
     /// Ends a period of a worker by `level`, which gets the accounts of all workers and a predicate
@@ -290,12 +210,8 @@ impl Pool {
         drop(leveller);
         if !moves.is_empty() {
             let homes = self.homes();
-            for (token, to) in moves {
-                // Queues that were dropped in the meantime or are already moving are skipped.
-                if let Some(home) = homes.get(&token).filter(|home| **home != to) {
-                    self.workers[*home].give_away(token, to);
-                }
-            }
+            let moves = moves.into_iter().filter_map(|(token, to)| homes.request_move(token, to));
+            self.give_away(moves);
         }
     }
 

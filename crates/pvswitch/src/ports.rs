@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use switch::forward::{Port, Source};
 use switch::port::Ingress;
+use switch::schedule::token;
 use switch::tuning::Tuning;
 use vhost_user::device::Kick;
 use vhost_user::feature;
 use vhost_user::net::{Host, Pair, Side};
 
 use crate::limit::PortLog;
-use crate::pool::{Pool, token};
+use crate::pool::Pool;
 use crate::worker::Served;
 
 /// State of a vhost-user port's guest.

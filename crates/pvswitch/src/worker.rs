@@ -8,7 +8,7 @@ mod gate;
 mod handle;
 
 pub use self::gate::{Frozen, Gate};
-pub use self::handle::{Handle, Report, Served};
+pub use self::handle::{Handle, Placed, Report, Served};
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
 use self::handle::{Command, Io, WAKE, Watched, lock};
-use crate::pool::{self, Placement, Pool};
+use crate::pool::Pool;
 
 /// Maximum number of queues whose commands are carried out between two rounds: frames are not
 /// delayed by a peer that starts and stops its rings in a loop.
@@ -246,29 +246,29 @@ impl Worker {
         self.handle.stats.queues.store(queues as u32, Ordering::Relaxed);
     }
 
-    fn adopt(&mut self, served: Served) {
+    fn adopt(&mut self, served: Placed) {
         let now = self.now();
-        if let Some(kick) = &served.kick {
+        if let Some(kick) = &served.of.kick {
             self.wait_for_kicks(served.source.port, kick, served.token);
         }
-        self.scheduler.add(served.into(), now);
+        self.scheduler.add(served, now);
     }
 
     fn drop_queue(&mut self, token: u64) {
         if let Some(served) = self.scheduler.remove(token) {
             self.mute(&served);
-            Served::from(served).mark_stopped();
+            served.mark_stopped();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = self.handle.epoll.remove(kick.as_fd());
         }
     }
 
-    fn give(&mut self, queues: Vec<schedule::Served<Io>>, to: usize) {
+    fn give(&mut self, queues: Vec<Placed>, to: usize) {
         self.handle.stats.moves.fetch_add(queues.len() as u64, Ordering::Relaxed);
         self.count_queues();
         for served in queues {
             self.mute(&served);
-            self.pool.hand_over(usize::from(self.handle.index), to, served.into());
+            self.pool.hand_over(usize::from(self.handle.index), to, served);
         }
     }
 
@@ -276,16 +276,13 @@ impl Worker {
     fn measure(&mut self, load: u32, ends_period: bool) {
         let Self { scheduler, pool, handle, time, .. } = self;
         handle.stats.load.store(load, Ordering::Relaxed);
-        if pool.workers().len() < 2 {
-            return;
-        }
-        let is_balanced = pool.placement() == Placement::Balanced;
-        if ends_period && is_balanced {
+        let moves = pool.placement().moves_by_load(pool.workers().len());
+        if ends_period && moves {
             pool.level(|leveller, asleep| scheduler.level(leveller, *time, asleep));
         } else if ends_period {
             scheduler.skip_period(*time);
         }
-        if is_balanced {
+        if moves {
             scheduler.balance(pool.workers().iter().map(|worker| worker.load()));
         }
     }
@@ -299,13 +296,13 @@ impl Worker {
         }
     }
 
-    fn mute(&self, served: &schedule::Served<Io>) {
+    fn mute(&self, served: &Placed) {
         if let Some(kick) = &served.of.kick {
             let _ = self.handle.epoll.remove(kick.as_fd());
         }
     }
 
-    fn unmute(&self, served: &schedule::Served<Io>) {
+    fn unmute(&self, served: &Placed) {
         if let Some(kick) = &served.of.kick {
             self.wait_for_kicks(served.source.port, kick, served.token);
         }
@@ -317,7 +314,7 @@ impl Worker {
         }
         if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
-            if self.scheduler.kick_room(egress, pool::token(port.id, *queue, false)) {
+            if self.scheduler.kick_room(egress, schedule::token(port.id, *queue, false)) {
                 let (port, queue) = (port.id, *queue);
                 let event = PortEvent::Stalled { port, queue, begins: false };
                 self.pool.report(Report::Port(event));
@@ -368,7 +365,7 @@ fn charge_receivers(
         let end = pool.now();
         let took = end - std::mem::replace(&mut began, end);
         egress.stats.served_ns.add(took.get());
-        scheduler.record_delivery(pool::token(port, queue, false), took);
+        scheduler.record_delivery(schedule::token(port, queue, false), took);
     }
 }
 

@@ -177,8 +177,10 @@ fn placement_and_ports_change_under_traffic() {
         .collect();
     let workers = || ["as", "bs", "cs"].map(|port| n(&queue(&switch, port), "worker"));
     assert_eq!(workers(), [0, 0, 0]);
-    for round in 0..4 {
-        for (placement, spread) in [("per-port", true), ("balanced", true), ("single", false)] {
+    for round in 0..3 {
+        for (placement, spread) in
+            [("group", true), ("per-port", true), ("balanced", true), ("single", false)]
+        {
             switch.json(&["set", &format!("placement={placement}")]);
             wait_for(placement, || {
                 let mut on = workers();

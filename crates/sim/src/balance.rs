@@ -31,9 +31,9 @@ pub(crate) struct Balance {
 }
 
 impl Balance {
-    pub fn new(workers: usize, is_on: bool) -> Self {
+    pub fn new(workers: usize) -> Self {
         Self {
-            is_on,
+            is_on: false,
             leveller: Leveller::new(workers),
             loads: vec![(0, true); workers],
             moves: Vec::new(),

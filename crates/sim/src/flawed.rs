@@ -52,6 +52,8 @@ pub enum Mistake {
     ForgetsOwner,
     /// Sometimes loses a queue that is given away.
     LosesQueues,
+    /// Hands over a queue that was stopped meanwhile, and started again, in place of the new one.
+    HandsOverStopped,
     /// Forgives a queue's debt of service time.
     IgnoresDebt,
     /// Retries full destinations only after a sleep that timed out.

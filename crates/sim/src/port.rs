@@ -35,8 +35,6 @@ pub(crate) struct Pair {
     pub egress: Arc<Mutex<dyn Egress>>,
     pub egress_stats: Arc<EgressStats>,
     pub tuning: Arc<Tuning>,
-    /// The worker that handles kicks of the egress queue.
-    pub watcher: usize,
     /// Longest pause by a rate limit of the guest.
     pub pause: Ns,
     wires: Wires,
@@ -49,8 +47,6 @@ pub(crate) struct Pair {
 pub(crate) struct Setup {
     pub mistake: Mistake,
     pub policy: Policy,
-    /// The worker that handles kicks of the egress queue.
-    pub watcher: usize,
 }
 
 /// Parts of a [`Pair`] that depend on the kind of port.
@@ -101,7 +97,7 @@ type Stats = (Arc<IngressStats>, Arc<EgressStats>);
 impl Pair {
     /// Creates queue pair `q` of a guest; `vif` is shared by all those of a Xen guest.
     pub fn new(link: &Link, q: usize, vif: &Arc<Vif>, setup: Setup, random: &mut Random) -> Self {
-        let Setup { mistake, policy, watcher } = setup;
+        let Setup { mistake, policy } = setup;
         let stats = Stats::default();
         let Made { ingress, egress, pause, wires, stop } = match link {
             Link::Virtio(link) => virtio(link, q, &stats, mistake, random),
@@ -110,7 +106,7 @@ impl Pair {
         };
         let (ingress_stats, egress_stats) = stats;
         let tuning = Arc::new(Tuning::new(policy));
-        Self { ingress, ingress_stats, egress, egress_stats, tuning, watcher, pause, wires, stop }
+        Self { ingress, ingress_stats, egress, egress_stats, tuning, pause, wires, stop }
     }
 
     /// Delivers a kick; false: it is masked and stays pending.

@@ -3,6 +3,7 @@
 use switch::fair::WEIGHT_MAX;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy, TIMER_HZ_MAX};
+use switch::schedule::Placement;
 use switch::time::Ns;
 use switch::tuning::Tuning;
 
@@ -45,6 +46,11 @@ impl Operators {
 
     pub fn is_balanced(self) -> bool {
         self.balanced
+    }
+
+    /// The placement of queues at the start.
+    pub fn placement(self, random: &mut Random) -> Placement {
+        if self.balanced { Placement::Balanced } else { Placement::ALL[random.index(3)] }
     }
 
     pub fn is_flooded(self) -> bool {

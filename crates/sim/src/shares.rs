@@ -63,6 +63,11 @@ impl Shares {
         }
     }
 
+    /// Begins a queue's account anew: it was stopped, and is served again.
+    pub fn forget(&mut self, token: u64) {
+        self.accounts.remove(&token);
+    }
+
     /// Sets the queues at other workers, which share the quantum of their port.
     pub fn set_elsewhere(&mut self, elsewhere: Vec<(u32, u32)>) {
         self.elsewhere = elsewhere.into_iter().map(|(port, n)| (port, n.into())).collect();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
+use switch::schedule::{self, GiveAway, Homes, Placement};
 use switch::stats::{EgressStats, IngressStats};
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
@@ -20,19 +21,23 @@ use crate::ledger::{Addressing, Ledger};
 use crate::port::{self, Pair, Setup};
 use crate::random::Random;
 use crate::settings::{Operators, costs, delay_max, weight};
-use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served};
+use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served, token};
 
 pub(crate) struct Switching {
     pub workers: Vec<Worker>,
     pub ledger: Ledger,
     ports: Vec<Vec<Pair>>,
     table: Arc<Table>,
-    /// The worker that serves each ingress queue.
-    owners: BTreeMap<Name, usize>,
+    /// The worker of each queue: the program's own table.
+    homes: Homes,
+    /// Cost of a burst per frame, for the queues of each port.
+    frames: Vec<Ns>,
     mistake: Mistake,
     balance: Balance,
     /// Moves of queues between workers.
     pub moves: u64,
+    /// Queues that were stopped while they moved.
+    pub refused: u64,
     /// Moves requested to level shares.
     pub levelled: u64,
     /// Egress queues reported as stalled.
@@ -53,8 +58,7 @@ impl Switching {
     ) -> Self {
         let count = random.within(if operators.is_balanced() { 2 } else { 1 }..4) as usize;
         let pair = |link: &Link, q, vif: &Arc<Vif>, random: &mut Random| {
-            let policy = operators.policy(random);
-            let setup = Setup { mistake, policy, watcher: random.index(count) };
+            let setup = Setup { mistake, policy: operators.policy(random) };
             Pair::new(link, q, vif, setup, random)
         };
         let ports: Vec<Vec<Pair>> = links
@@ -87,10 +91,12 @@ impl Switching {
             ledger,
             ports,
             table,
-            owners: BTreeMap::new(),
+            homes: Homes::new(count, operators.placement(random)),
+            frames: Vec::new(),
             mistake,
-            balance: Balance::new(count, operators.is_balanced()),
+            balance: Balance::new(count),
             moves: 0,
+            refused: 0,
             levelled: 0,
             stalled: BTreeSet::new(),
             reported: 0,
@@ -99,9 +105,9 @@ impl Switching {
         switching
     }
 
-    /// Assigns each queue to a worker.
+    /// Has each queue served or watched by a worker.
     fn serve_all(&mut self, operators: Operators, random: &mut Random) {
-        for (port, pairs) in self.ports.iter().enumerate() {
+        for port in 0..self.ports.len() {
             let weight = weight(random);
             // Frames of some guests are expensive to forward.
             let frame = Ns::new(match operators.is_flooded() {
@@ -109,27 +115,34 @@ impl Switching {
                 false if random.one_in(4) => random.within(0..500),
                 false => 20,
             });
-            for (queue, pair) in pairs.iter().enumerate() {
-                pair.tuning.set_weight(weight);
+            self.frames.push(frame);
+            for queue in 0..self.ports[port].len() {
+                self.ports[port][queue].tuning.set_weight(weight);
                 if random.one_in(2) {
                     self.table[port].as_ref().expect("ports stay").egress[queue]
                         .set_call(operators.policy(random));
                 }
-                let source = Source::new(
-                    PortId(port as u16),
-                    queue as u16,
-                    Arc::clone(&pair.ingress_stats),
-                    Arc::clone(&pair.tuning),
-                );
-                let name = (port, queue);
-                let served = served(name, source, pair.ingress.clone(), frame);
-                // Queues that move by load start on one worker.
-                let all = if operators.is_balanced() { 1 } else { self.workers.len() };
-                let to = random.index(all);
-                self.owners.insert(name, to);
-                self.workers[to].adopt(served, Instant::START);
+                let (worker, served) = self.place((port, queue));
+                self.workers[worker].adopt(served, Instant::START);
+                self.homes.place(watched_token((port, queue)));
             }
         }
+    }
+
+    /// Gives an ingress queue a home; returns its worker, and the queue for it.
+    fn place(&mut self, name: Name) -> (usize, Served) {
+        let (port, queue) = name;
+        let pair = &self.ports[port][queue];
+        let source = Source::new(
+            PortId(port as u16),
+            queue as u16,
+            Arc::clone(&pair.ingress_stats),
+            Arc::clone(&pair.tuning),
+        );
+        let home = self.homes.place(token(name));
+        pair.tuning.set_worker(home.worker as u8);
+        let served = served(name, source, pair.ingress.clone(), self.frames[port], home.generation);
+        (home.worker, served)
     }
 
     /// Takes one step of a worker.
@@ -137,6 +150,7 @@ impl Switching {
         for (load, worker) in self.balance.loads.iter_mut().zip(&self.workers) {
             load.1 = worker.sleeps_until_woken();
         }
+        self.balance.is_on = self.homes.placement().moves_by_load(self.workers.len());
         let then = self.workers[worker].step(now, &mut self.ledger, &mut self.balance);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
         for (name, begins) in std::mem::take(&mut self.workers[worker].stalled) {
@@ -151,7 +165,14 @@ impl Switching {
         finding.map_or(Ok(then), Err)
     }
 
-    /// Delivers commands and queues of worker `from` to others; returns the workers to wake.
+    /// Hands over the queues that a worker gave away in its last step. Others acted meanwhile, as
+    /// they do while a thread waits for the lock. Returns the workers to wake.
+    pub fn hand_over_given(&mut self, from: usize) -> Vec<usize> {
+        let given = std::mem::take(&mut self.workers[from].given);
+        given.into_iter().filter_map(|(served, to)| self.hand_over(from, to, served)).collect()
+    }
+
+    /// Delivers commands of worker `from` to others; returns the workers to wake.
     pub fn dispatch(&mut self, from: usize) -> Vec<usize> {
         let mut woken = Vec::new();
         for (to, command) in std::mem::take(&mut self.workers[from].sends) {
@@ -165,54 +186,96 @@ impl Switching {
             }
         }
         for (token, to) in std::mem::take(&mut self.balance.moves) {
-            let name = name_of(token);
-            // One that was dropped meanwhile, or is there already, does not move.
-            if self.owners.get(&name).is_some_and(|owner| *owner != to) {
-                self.levelled += 1;
-                woken.extend(self.give_away(name, to));
-            }
-        }
-        for (served, to) in std::mem::take(&mut self.workers[from].given) {
-            woken.extend(self.hand_over(from, to, served));
+            let moved = self.request_move(name_of(token), to);
+            self.levelled += u64::from(moved.is_some());
+            woken.extend(moved);
         }
         woken
     }
 
     /// Moves a queue that worker `from` stopped serving to worker `to`.
     fn hand_over(&mut self, from: usize, to: usize, served: Served) -> Option<usize> {
-        let name = served.of.name;
-        let token = Token::Ingress(name.0, name.1);
-        // Dropped meanwhile.
-        if self.owners.get(&name) != Some(&from) {
-            return None;
+        let before = self.homes.clone();
+        let mut generation = served.of.generation;
+        if let Some(home) = self.homes.home(served.token)
+            && self.mistake == Mistake::HandsOverStopped
+        {
+            generation = home.generation;
         }
+        let Some(to) = self.homes.hand_over(served.token, generation, from, to) else {
+            self.refused += 1;
+            if self.homes.worker(served.token).is_none() {
+                served.mark_stopped();
+            }
+            return None;
+        };
         self.moves += 1;
         if self.mistake == Mistake::LosesQueues && self.moves.is_multiple_of(7) {
             return None;
         }
-        if self.mistake != Mistake::ForgetsOwner {
-            self.owners.insert(name, to);
+        if self.mistake == Mistake::ForgetsOwner {
+            self.homes = before;
         }
+        Some(self.serve(to, served))
+    }
+
+    /// Sends a queue to a worker; returns the worker to wake.
+    fn serve(&mut self, to: usize, served: Served) -> usize {
+        let (port, queue) = served.of.name;
         served.source.tuning.set_worker(to as u8);
         let worker = &mut self.workers[to];
         worker.commands.push(Command::Serve(served));
         // A descriptor that is readable when it is added is an event.
-        if self.ports[name.0][name.1].is_kicked() {
-            worker.pending.insert(token);
+        if self.ports[port][queue].is_kicked() {
+            worker.pending.insert(Token::Ingress(port, queue));
         }
-        Some(to)
+        to
     }
 
     /// Sends a command to the worker that serves a queue; returns the worker to wake.
     fn command(&mut self, name: Name, command: Command) -> Option<usize> {
-        let worker = *self.owners.get(&name)?;
+        let worker = self.homes.worker(token(name))?;
         self.workers[worker].commands.push(command);
         Some(worker)
     }
 
-    /// Requests the move of a queue; returns the worker to wake.
-    pub fn give_away(&mut self, name: Name, to: usize) -> Option<usize> {
-        self.command(name, Command::GiveAway(name, to % self.workers.len()))
+    fn give_away(&mut self, GiveAway { token, from, to }: GiveAway) -> usize {
+        self.workers[from].commands.push(Command::GiveAway(name_of(token), to));
+        from
+    }
+
+    /// Requests the move of a queue, as by load; returns the worker to wake.
+    pub fn request_move(&mut self, name: Name, to: usize) -> Option<usize> {
+        let request = self.homes.request_move(token(name), to % self.workers.len())?;
+        Some(self.give_away(request))
+    }
+
+    /// Changes the placement of all queues, as an operator; returns the workers to wake.
+    pub fn set_placement(&mut self, placement: Placement) -> Vec<usize> {
+        let moves = self.homes.set_placement(placement);
+        moves.into_iter().map(|request| self.give_away(request)).collect()
+    }
+
+    /// Stops serving a queue, and serves it again, as when its guest restarts the ring; returns the
+    /// workers to wake.
+    pub fn restart(&mut self, name: Name) -> Vec<usize> {
+        let Some(before) = self.drop_queue(name) else { return Vec::new() };
+        let (worker, served) = self.place(name);
+        vec![before, self.serve(worker, served)]
+    }
+
+    /// Stops serving a queue; returns the worker to wake.
+    fn drop_queue(&mut self, name: Name) -> Option<usize> {
+        let worker = self.homes.remove(token(name))?;
+        let commands = &mut self.workers[worker].commands;
+        // The commands before it would have no effect.
+        for command in commands.extract_if(.., |command| command.name() == Some(name)) {
+            if let Command::Serve(served) = command {
+                served.mark_stopped();
+            }
+        }
+        commands.push(Command::Drop(name));
+        Some(worker)
     }
 
     /// Changes a setting of a queue, as an operator; returns the worker to wake.
@@ -240,7 +303,7 @@ impl Switching {
 
     /// Drain state of a queue; `None`: no worker serves it.
     pub fn drained(&self, name: Name) -> Option<Drain> {
-        self.owners.get(&name).map(|_| self.ports[name.0][name.1].tuning.drain())
+        self.homes.worker(token(name)).map(|_| self.ports[name.0][name.1].tuning.drain())
     }
 
     /// The queue of `port` with index `n`, modulo their number.
@@ -264,32 +327,30 @@ impl Switching {
     pub fn check_owners(&self) -> Result<(), Finding> {
         let mut served = BTreeMap::new();
         for (w, worker) in self.workers.iter().enumerate() {
-            let coming = worker.commands.iter().filter_map(|command| match command {
-                Command::Serve(served) => Some(served.of.name),
-                _ => None,
-            });
-            for name in worker.names().chain(coming) {
+            for name in worker.names() {
                 if let Some(other) = served.insert(name, w) {
                     let what = format!("queue {name:?} is served by workers {w} and {other}");
                     return Err(Finding::Ownership(what));
                 }
             }
         }
-        let lost = self.owners.iter().find(|(name, _)| !served.contains_key(name));
-        lost.map_or(Ok(()), |(name, _)| {
+        let leaving: BTreeSet<Name> = self.workers.iter().flat_map(Worker::leaving).collect();
+        let is_served = |name: &Name| served.contains_key(name) || leaving.contains(name);
+        let has_home = |name: &Name| self.homes.home(token(*name)).is_some();
+        let ports = self.ports.iter().enumerate();
+        let mut all = ports.flat_map(|(port, pairs)| (0..pairs.len()).map(move |q| (port, q)));
+        all.find(|name| has_home(name) && !is_served(name)).map_or(Ok(()), |name| {
             Err(Finding::Ownership(format!("no worker serves queue {name:?}")))
         })
     }
 
     /// The worker that a kick of a ring reaches, and its token there.
     pub fn kick_target(&self, port: usize, queue: usize, ring: Ring) -> Option<(usize, Token)> {
-        match ring {
-            Ring::Tx => {
-                let owner = *self.owners.get(&(port, queue))?;
-                Some((owner, Token::Ingress(port, queue)))
-            }
-            Ring::Rx => Some((self.ports[port][queue].watcher, Token::Egress(port, queue))),
-        }
+        let (of_ring, token) = match ring {
+            Ring::Tx => (token((port, queue)), Token::Ingress(port, queue)),
+            Ring::Rx => (watched_token((port, queue)), Token::Egress(port, queue)),
+        };
+        Some((self.homes.worker(of_ring)?, token))
     }
 
     /// Delivers a guest's kick; false: it is masked and stays pending.
@@ -348,12 +409,16 @@ impl Switching {
         for queue in 0..self.ports[port].len() {
             let pair = &self.ports[port][queue];
             pair.stop();
-            let name = (port, queue);
-            woken.extend(self.command(name, Command::Drop(name)));
-            self.owners.remove(&name);
+            woken.extend(self.drop_queue((port, queue)));
+            self.homes.remove(watched_token((port, queue)));
         }
         woken
     }
+}
+
+/// Token of an egress queue.
+fn watched_token((port, queue): Name) -> u64 {
+    schedule::token(PortId(port as u16), queue as u16, true)
 }
 
 fn table(ports: &[Vec<Pair>], mistake: Mistake) -> Table {

@@ -35,13 +35,14 @@ const RETRY_TAKES: Ns = Ns::new(400);
 pub(crate) type Name = (usize, usize);
 
 /// Token of a queue for the scheduler.
-pub(crate) fn token(name: Name) -> u64 {
-    (name.0 as u64) << 32 | name.1 as u64
+pub(crate) fn token((port, queue): Name) -> u64 {
+    schedule::token(PortId(port as u16), queue as u16, false)
 }
 
 /// Queue of a token.
 pub(crate) fn name_of(token: u64) -> Name {
-    ((token >> 32) as usize, (token as u32) as usize)
+    let QueueId { port, queue } = schedule::queue_id(token);
+    (port.0.into(), queue.into())
 }
 
 /// An event of a worker's epoll set.
@@ -78,12 +79,25 @@ pub(crate) enum Command {
     Retry,
 }
 
+impl Command {
+    /// The queue that it is about.
+    pub fn name(&self) -> Option<Name> {
+        match self {
+            Self::Serve(served) => Some(served.of.name),
+            Self::Drop(name) | Self::GiveAway(name, _) | Self::Poll(name) => Some(*name),
+            Self::Retry => None,
+        }
+    }
+}
+
 /// The simulation's part of an ingress queue.
 pub(crate) struct Io {
     pub name: Name,
     pub ingress: Arc<Mutex<dyn Ingress>>,
     /// Cost of a burst per frame.
     pub frame: Ns,
+    /// Generation of its home.
+    pub generation: u64,
 }
 
 /// An ingress queue to serve.
@@ -240,10 +254,21 @@ impl Worker {
         self.scheduler.queues()
     }
 
-    /// Queues that it serves or is about to give away.
+    /// Queues that it serves or is about to serve. One that it is to drop may be served for one
+    /// more round.
     pub fn names(&self) -> impl Iterator<Item = Name> {
-        let leaving = self.scheduler.leaving().map(|served| served.of.name);
-        self.queues().iter().map(|queue| queue.served.of.name).chain(leaving)
+        let coming = self.commands.iter().filter_map(|command| match command {
+            Command::Serve(served) => Some(served.of.name),
+            _ => None,
+        });
+        let here = self.queues().iter().map(|queue| queue.served.of.name);
+        here.filter(|name| !self.will_drop(*name)).chain(coming)
+    }
+
+    /// Queues that it gives away, and that were not handed over yet.
+    pub fn leaving(&self) -> impl Iterator<Item = Name> {
+        let given = self.given.iter().map(|(served, _)| served);
+        self.scheduler.leaving().chain(given).map(|served| served.of.name)
     }
 
     /// Whether it sleeps without a nap timer.
@@ -271,13 +296,19 @@ impl Worker {
         self.commands.iter().any(is_poll)
     }
 
+    /// Whether it has a command to stop serving a queue.
+    pub fn will_drop(&self, name: Name) -> bool {
+        let is_drop = |command: &Command| matches!(command, Command::Drop(of) if *of == name);
+        self.commands.iter().any(is_drop)
+    }
+
     /// Whether it does nothing more without an external event.
     pub fn is_idle(&self, now: Instant) -> bool {
         // Held frames are delivered or age; without progress for long, they were forgotten.
         if self.forwarder.is_blocked() && now - self.progressed < Ns::from_secs(2) {
             return false;
         }
-        let no_input = self.commands.is_empty() && self.pending.is_empty();
+        let no_input = self.commands.is_empty() && self.pending.is_empty() && self.given.is_empty();
         let naps = |q: &Queue| q.state() == State::Warm && is_soon(q.nap_until(), now);
         let is_polled = |q: &&Queue| q.is_listed() || naps(q);
         let is_empty = |q: &Queue| self.notes[&q.served.token].empty_polls >= EMPTY_POLLS_MIN;
@@ -322,6 +353,7 @@ impl Worker {
     pub fn adopt(&mut self, served: Served, now: Instant) {
         let notes = Notes { is_new: now > Instant::START, ..Notes::default() };
         self.notes.insert(served.token, notes);
+        self.shares.forget(served.token);
         self.scheduler.add(served, now);
     }
 
@@ -483,7 +515,7 @@ impl Worker {
                 Command::Drop(name) => {
                     if let Some(served) = self.scheduler.remove(token(name)) {
                         self.forget(&served);
-                        served.source.tuning.complete_drain();
+                        served.mark_stopped();
                     }
                 }
                 Command::GiveAway(name, to) => {
@@ -695,6 +727,8 @@ pub(crate) fn served(
     source: Source,
     ingress: Arc<Mutex<dyn Ingress>>,
     frame: Ns,
+    generation: u64,
 ) -> Served {
-    Served { token: token(name), source, notifies: true, of: Io { name, ingress, frame } }
+    let of = Io { name, ingress, frame, generation };
+    Served { token: token(name), source, notifies: true, of }
 }

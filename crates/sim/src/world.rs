@@ -10,6 +10,7 @@ use std::sync::Arc;
 use switch::forward::{Mode, STALLED_AFTER};
 use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
 use switch::poll::TIMER_IDLE;
+use switch::schedule::Placement;
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 
@@ -75,6 +76,12 @@ pub struct Report {
     pub by_load: u64,
     /// Moves requested to level shares over all workers.
     pub levelled: u64,
+    /// Queues that were stopped, and perhaps started again, while they moved.
+    pub refused: u64,
+    /// Changes of the placement.
+    pub placements: u64,
+    /// Queues that were stopped and started again.
+    pub restarts: u64,
     /// Settings changed under traffic.
     pub tunes: u64,
     /// Completed drains of queues.
@@ -108,8 +115,12 @@ enum Event {
     },
     /// A port is stopped after a fault of its guest.
     Stop(usize),
-    /// A queue moves to another worker.
+    /// A queue moves to another worker, as by load.
     Move(Name, usize),
+    /// An operator changes the placement: its number.
+    Place(usize),
+    /// A guest stops a queue and starts it again.
+    Restart(Name),
     /// An operator changes a setting of a queue.
     Tune(Name),
     /// An operator drains a queue, and ends that after the given time.
@@ -313,10 +324,21 @@ impl World {
             Event::Drain(name)
         } else if self.random.one_in(2) {
             Event::Tune(name)
-        } else {
+        } else if self.random.one_in(5) {
+            Event::Restart(name)
+        } else if self.operators.is_balanced() && !self.random.one_in(4) {
             Event::Move(name, self.random.index(8))
+        } else if self.operators.is_flooded() {
+            return;
+        } else {
+            Event::Place(self.random.index(Placement::ALL.len()))
         };
         self.schedule(when, event);
+        // Perhaps while the queue moves.
+        if matches!(event, Event::Move(..) | Event::Place(_)) && self.random.one_in(3) {
+            let after = self.random.time(Ns::ZERO..Ns::from_us(10));
+            self.schedule(when + after, Event::Restart(name));
+        }
     }
 
     /// Schedules frames of guest `from`, at `when`: to one of `among`, to all, or to an unknown
@@ -381,7 +403,7 @@ impl World {
             self.check_wakes()?;
             self.check_calls()?;
             self.check_stalls()?;
-            if matches!(event, Event::Work(_) | Event::Move(..)) {
+            if matches!(event, Event::Work(_) | Event::Place(_) | Event::Restart(_)) {
                 self.switch.check_owners()?;
             }
         }
@@ -434,7 +456,17 @@ impl World {
                 self.notify(woken);
             }
             Event::Move(name, to) => {
-                let woken = self.switch.give_away(name, to);
+                let woken = self.switch.request_move(name, to);
+                self.notify(woken);
+            }
+            Event::Place(placement) => {
+                self.report.placements += 1;
+                let woken = self.switch.set_placement(Placement::ALL[placement]);
+                self.notify(woken);
+            }
+            Event::Restart(name) => {
+                let woken = self.switch.restart(name);
+                self.report.restarts += u64::from(!woken.is_empty());
                 self.notify(woken);
             }
             Event::Tune(name) => {
@@ -497,6 +529,8 @@ impl World {
     }
 
     fn work(&mut self, worker: usize) -> Result<(), Finding> {
+        let woken = self.switch.hand_over_given(worker);
+        self.notify(woken);
         let then = self.switch.step(worker, self.now)?;
         let woken = self.switch.dispatch(worker);
         self.notify(woken);
@@ -600,6 +634,7 @@ impl World {
         self.report.moves = self.switch.moves;
         self.report.stalled = self.switch.reported;
         self.report.levelled = self.switch.levelled;
+        self.report.refused = self.switch.refused;
         self.report.by_load = self.switch.workers.iter().map(|w| w.by_load).sum();
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {

@@ -29,6 +29,9 @@ fn add(sum: &mut Report, report: Report) {
     sum.moves += report.moves;
     sum.by_load += report.by_load;
     sum.levelled += report.levelled;
+    sum.refused += report.refused;
+    sum.placements += report.placements;
+    sum.restarts += report.restarts;
     sum.tunes += report.tunes;
     sum.drains += report.drains;
     sum.stalled += report.stalled;
@@ -99,6 +102,10 @@ fn every_seed_is_safe_and_drains() {
     let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
     for (what, n) in done.into_iter().chain([
         ("moves by load", sum.by_load),
+        ("moves to level shares", sum.levelled),
+        ("queues stopped while they moved", sum.refused),
+        ("changes of the placement", sum.placements),
+        ("restarts of queues", sum.restarts),
         ("settings changed", sum.tunes),
         ("drains", sum.drains),
         ("stalled", sum.stalled),
@@ -229,6 +236,11 @@ fn canary_moved_queue_with_kicks_to_old_worker_is_found() {
 #[test]
 fn canary_queues_lost_in_a_move_are_found() {
     assert_found(Mistake::LosesQueues, |f| matches!(f, Finding::Ownership(_)));
+}
+
+#[test]
+fn canary_stopped_queue_handed_over_is_found() {
+    assert_found(Mistake::HandsOverStopped, |f| matches!(f, Finding::Ownership(_)));
 }
 
 #[test]

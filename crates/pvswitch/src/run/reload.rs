@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use switch::fdb::PortId;
 use switch::forward::Mode;
 use switch::hold::HOLD_DEFAULT;
+use switch::schedule::{Placement, token};
 
 use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
 use crate::hints;
-use crate::pool::{Placement, token};
 use crate::spec::{Kind, PortSpec, PortTuning, Role, VhostUser, Xen, XenAt, policy};
 use crate::worker::Served;
 

@@ -8,12 +8,12 @@ use api::routes::{Operation, Right, Server};
 use api::set::{Change, Target, changes};
 use api::{PortText, Problem, Request};
 use serde_json::{Map, Value, json};
+use switch::schedule::{Placement, token};
 use switch::tuning::Drain;
 
 use super::show::port_stats;
 use super::{PortState, RunError, System};
 use crate::http::{self, Query};
-use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning};
 
 /// Longest time that this process exists for HTTP clients after another has taken over.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use switch::account::RateLimits;
 use switch::fdb::PortId;
+use switch::schedule::token;
 use switch::tenant::{Rules, Tenants, Vlan};
 
 use super::{Attach, PortState, RunError, System};
-use crate::pool::token;
 use crate::spec::Kind;
 use crate::tenant::Tenant;
 

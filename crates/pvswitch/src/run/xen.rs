@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
+use switch::schedule::token;
 use switch::tuning::Tuning;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
 use xen_netif::host::{self, Back, HostError};
@@ -25,7 +26,7 @@ use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
 
 use crate::limit::PortLog;
-use crate::pool::{Pool, token};
+use crate::pool::Pool;
 use crate::spec::{Kind, PortSpec, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::Served;

@@ -10,7 +10,6 @@ use std::time::Duration;
 use os::Epoll;
 use switch::fdb::PortId;
 use switch::forward::{Port, PortEvent, Source, Table};
-use switch::poll::State;
 use switch::port::{Ingress, QueueId};
 use switch::schedule;
 use switch::tenant::Tenants;
@@ -37,7 +36,7 @@ pub struct Served {
 
 /// Command to a worker, carried out between two rounds.
 pub(super) enum Command {
-    Serve(Served),
+    Serve(Placed),
     Drop(u64),
     /// Gives a queue to another worker.
     GiveAway(u64, usize),
@@ -182,31 +181,21 @@ impl Commands {
 }
 
 /// A served queue's descriptors and ring, as its worker's scheduler keeps them.
-pub(super) struct Io {
-    pub ingress: Arc<Mutex<dyn Ingress>>,
-    pub kick: Option<KickFd>,
+pub struct Io {
+    pub(super) ingress: Arc<Mutex<dyn Ingress>>,
+    pub(super) kick: Option<KickFd>,
+    /// [`Home::generation`](schedule::Home::generation).
+    pub generation: u64,
 }
 
-impl From<Served> for schedule::Served<Io> {
-    fn from(served: Served) -> Self {
-        let Served { token, source, ingress, kick, notifies } = served;
-        Self { token, source, notifies, of: Io { ingress, kick } }
-    }
-}
-
-impl From<schedule::Served<Io>> for Served {
-    fn from(served: schedule::Served<Io>) -> Self {
-        let schedule::Served { token, source, notifies, of: Io { ingress, kick } } = served;
-        Self { token, source, ingress, kick, notifies }
-    }
-}
+/// A queue that has a home.
+pub type Placed = schedule::Served<Io>;
 
 impl Served {
-    /// Resets the state of a queue that is not served any more: it is cold and drained.
-    pub(super) fn mark_stopped(&self) {
-        let tuning = &self.source.tuning;
-        tuning.set_state(State::Cold);
-        tuning.complete_drain();
+    /// The same with a home of this [generation](schedule::Home::generation).
+    pub fn placed(self, generation: u64) -> Placed {
+        let Self { token, source, ingress, kick, notifies } = self;
+        Placed { token, source, notifies, of: Io { ingress, kick, generation } }
     }
 }
 
@@ -282,7 +271,7 @@ impl Handle {
     }
 
     /// Starts serving a queue.
-    pub fn serve(&self, served: Served) {
+    pub fn serve(&self, served: Placed) {
         served.source.tuning.set_worker(self.index);
         self.send(Command::Serve(served));
     }

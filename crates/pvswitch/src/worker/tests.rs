@@ -17,6 +17,7 @@ use switch::fdb::Fdb;
 use switch::forward::{Mode, Source};
 use switch::poll::{Costs, Policy};
 use switch::port::Fault;
+use switch::schedule::{Placement, token};
 use switch::stats::IngressStats;
 use switch::time::Ns;
 use switch::tuning::{Drain, Tuning};

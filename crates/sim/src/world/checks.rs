@@ -46,6 +46,9 @@ impl World {
             let is_honest = |q: &&Queue| self.guests[q.served.of.name.0].is_honest();
             for queue in worker.queues().iter().filter(is_honest) {
                 let (port, index) = queue.served.of.name;
+                if worker.will_drop((port, index)) {
+                    continue;
+                }
                 if queue.state() == State::Warm && !queue.is_listed() {
                     self.check_nap(worker, queue)?;
                 }

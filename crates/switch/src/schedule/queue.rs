@@ -24,6 +24,15 @@ pub struct Served<Q> {
     pub of: Q,
 }
 
+impl<Q> Served<Q> {
+    /// Resets the state of a queue that is not served any more: it is cold and drained.
+    pub fn mark_stopped(&self) {
+        let tuning = &self.source.tuning;
+        tuning.set_state(State::Cold);
+        tuning.complete_drain();
+    }
+}
+
 /// A served queue and its state.
 #[derive(Clone, Debug)]
 pub struct Queue<Q> {

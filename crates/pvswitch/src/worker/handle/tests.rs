@@ -1,10 +1,10 @@
 use std::sync::Weak;
 
 use switch::poll::Policy;
+use switch::schedule::token;
 use switch::tuning::Tuning;
 
 use super::*;
-use crate::pool::token;
 use crate::worker::COMMANDS_MAX;
 
 /// Weak references to descriptors, to count those that are open.
@@ -29,7 +29,7 @@ fn serve(port: u16, queue: u16, kick: Option<KickFd>) -> Command {
     let source = Source::new(PortId(port), queue, Arc::default(), tuning);
     let ingress = Arc::new(Mutex::new(uplink::NullIngress));
     let token = token(PortId(port), queue, false);
-    Command::Serve(Served { token, source, ingress, kick, notifies: true })
+    Command::Serve(Served { token, source, ingress, kick, notifies: true }.placed(1))
 }
 
 /// Issue 14, row 10: a peer that starts, kicks and stops rings in a loop, faster than the worker

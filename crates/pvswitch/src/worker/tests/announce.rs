@@ -7,7 +7,6 @@ use vhost_user::net::{Host, Pair};
 
 use super::*;
 use crate::limit::PortLog;
-use crate::pool::token;
 use crate::ports::PortHost;
 
 /// Accepts all frames, and keeps their heads.

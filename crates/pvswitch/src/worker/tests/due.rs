@@ -2,7 +2,6 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::*;
-use crate::pool::token;
 use switch::time::{Instant, Ns};
 
 /// A queue with a due time and no kick.

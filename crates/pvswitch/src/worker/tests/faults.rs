@@ -4,7 +4,6 @@ use switch::forward::{EgressQueue, Port, PortEvent};
 use switch::stats::EgressStats;
 
 use super::*;
-use crate::pool::token;
 
 /// Reports a fault when it gets a frame.
 struct Broken;
@@ -51,7 +50,7 @@ fn late_fault_is_not_charged_to_the_next_connection() {
     let source = Source::new(PortId(0), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
     let ingress = Arc::new(Mutex::new(Fake(Late(Arc::clone(&port)))));
     let token = token(PortId(0), 0, false);
-    worker.adopt(Served { token, source, ingress, kick: None, notifies: true });
+    worker.adopt(Served { token, source, ingress, kick: None, notifies: true }.placed(1));
     let epoch = port.epoch();
     round(&mut worker);
     let mut faults = 0;

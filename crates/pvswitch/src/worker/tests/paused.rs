@@ -7,7 +7,6 @@ use switch::stats::EgressStats;
 use switch::time::Ns;
 
 use super::*;
-use crate::pool::token;
 
 /// A receiver with room for this many frames, and the number of frames received.
 #[derive(Default)]

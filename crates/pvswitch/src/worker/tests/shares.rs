@@ -2,7 +2,6 @@
 
 use super::weights::Flood;
 use super::*;
-use crate::pool::token;
 
 /// Jain's index.
 fn evenness(served: &[u64]) -> f64 {

@@ -1,7 +1,6 @@
 //! Shares of one worker's time by weight, among floods.
 
 use super::*;
-use crate::pool::token;
 
 /// Always has frames; each burst takes this long.
 pub struct Flood(pub Duration);
