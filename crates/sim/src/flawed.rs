@@ -56,6 +56,10 @@ pub enum Mistake {
     HandsOverStopped,
     /// Forgives a queue's debt of service time.
     IgnoresDebt,
+    /// Takes a burst that ended at its port's rate for an empty one.
+    IgnoresRateDue,
+    /// Does not apply the rules of ports.
+    IgnoresRules,
     /// Retries full destinations only after a sleep that timed out.
     RetriesAfterTimeoutOnly,
     /// Does not resume a queue that was paused for a full destination.

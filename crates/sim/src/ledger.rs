@@ -21,7 +21,8 @@ use switch::stats::{EgressStats, IngressStats};
 use switch::time::{Instant, Ns};
 
 use crate::finding::Finding;
-use crate::frame::{Frame, To, guest_of};
+use crate::frame::{Frame, To, guest_of, mac};
+use crate::rules::AllRules;
 use crate::worker::Name;
 
 /// Ledger entries of an ingress queue.
@@ -31,6 +32,8 @@ pub(crate) struct IngressBook {
     log: VecDeque<Frame>,
     /// Number of frames shown.
     pub shown: u64,
+    /// Number of announcements of an address, which count as the guest's frames.
+    pub announced: u64,
 }
 
 /// Ledger entries of an egress queue.
@@ -71,6 +74,9 @@ fn drops(all: &mut dyn Iterator<Item = (&'static str, u64)>) -> u64 {
 pub(crate) struct Ledger {
     mode: Mode,
     table: Arc<Table>,
+    rules: AllRules,
+    /// An address is being announced in the current burst.
+    announcing: Option<Announcing>,
     /// Secret of each honest guest; `None`: hostile.
     honest: Vec<Option<u64>>,
     ingress: Vec<Vec<IngressBook>>,
@@ -122,6 +128,14 @@ pub(crate) struct Addressing {
     pub is_spoofed: bool,
 }
 
+/// An announcement of an address.
+struct Announcing {
+    name: Name,
+    destinations: u64,
+    /// Outcomes before it.
+    outcomes: u64,
+}
+
 /// Counts before direct reads.
 pub(crate) struct DirectCounts {
     frames: u64,
@@ -132,6 +146,7 @@ impl Ledger {
     pub fn new(
         addressing: Addressing,
         table: Arc<Table>,
+        rules: AllRules,
         honest: Vec<Option<u64>>,
         stats: Vec<Vec<(Arc<IngressStats>, Arc<EgressStats>)>>,
     ) -> Self {
@@ -140,6 +155,7 @@ impl Ledger {
             stats: Arc::clone(stats),
             log: VecDeque::new(),
             shown: 0,
+            announced: 0,
         };
         let egress = |stats: &Arc<EgressStats>| EgressBook {
             stats: Arc::clone(stats),
@@ -151,6 +167,8 @@ impl Ledger {
         Self {
             mode,
             table,
+            rules,
+            announcing: None,
             learned: vec![is_static; honest.len()],
             honest,
             ingress: stats.iter().map(|p| p.iter().map(|(i, _)| ingress(i)).collect()).collect(),
@@ -243,15 +261,42 @@ impl Ledger {
         }
     }
 
-    /// Number of destination ports of `frame`, and whether it is flooded.
-    fn destinations(&self, port: usize, frame: &Frame) -> (u64, bool) {
-        match frame.to {
+    /// Number of destination ports of a frame from `port`, and whether it is flooded.
+    fn destinations(&self, port: usize, to: To) -> (u64, bool) {
+        match to {
             _ if self.mode == Mode::Cross => (1, false),
             To::One(to) if self.learned.get(to) == Some(&true) => (1, false),
             _ => {
-                let others = self.table.iter().flatten().filter(|p| usize::from(p.id.0) != port);
-                (others.filter(|p| p.active() > 0).count() as u64, true)
+                let ports = self.table.iter().flatten().filter(|p| p.active() > 0);
+                let others = ports.map(|p| usize::from(p.id.0)).filter(|p| *p != port);
+                (others.filter(|p| !self.rules.isolates(port, *p)).count() as u64, true)
             }
+        }
+    }
+
+    /// Records that the next burst of a queue begins with an announcement of its guest's address.
+    pub fn begin_announcement(&mut self, name: Name) {
+        self.ingress[name.0][name.1].announced += 1;
+        self.learned[name.0] = true;
+        let (destinations, _) = self.destinations(name.0, To::All);
+        self.announcing = Some(Announcing { name, destinations, outcomes: self.outcomes() });
+    }
+
+    /// Reads the counters before a burst forwards frames, or where it forwarded none: held frames
+    /// may have been delivered, and an address announced.
+    pub fn sync_before(&mut self, now: Instant) {
+        let Some(Announcing { name: (port, queue), destinations, outcomes }) =
+            self.announcing.take()
+        else {
+            return self.sync(None, now);
+        };
+        self.sync(Some(port), now);
+        let outcomes = self.outcomes() - outcomes;
+        if outcomes != destinations {
+            self.record_finding(Finding::Lost(format!(
+                "queue {queue} of port {port} announced an address to {destinations} ports, with \
+                 {outcomes} outcomes"
+            )));
         }
     }
 
@@ -266,9 +311,10 @@ impl Ledger {
             }
             // The switch learns the address before it looks up the next frame.
             let from = guest_of(bytes.get(6..).unwrap_or_default());
-            let untagged = flow::vlan_id(&bytes) == 0;
+            let is_learned =
+                flow::vlan_id(&bytes) == 0 && self.rules.of(port).admits(&bytes, &shown.hdr);
             if let Some(learned) =
-                from.filter(|_| untagged).and_then(|from| self.learned.get_mut(from))
+                from.filter(|_| is_learned).and_then(|from| self.learned.get_mut(from))
             {
                 *learned = true;
             }
@@ -286,7 +332,7 @@ impl Ledger {
                 )));
                 continue;
             };
-            let (destinations, flooded) = self.destinations(port, &frame);
+            let (destinations, flooded) = self.destinations(port, frame.to);
             frames.push((frame, destinations, flooded));
         }
         let (outcomes, holds) = (self.outcomes(), self.holds());
@@ -359,10 +405,24 @@ impl Ledger {
         let Some(origins) = self.egress[to][queue].origins.pop_front() else {
             return Err(Finding::Corrupt(format!("guest {to} received a frame not sent to it")));
         };
+        if let Some(from) = origins.iter().find(|from| self.announces(**from, bytes)) {
+            if *from == to || self.rules.isolates(*from, to) {
+                let what = format!("guest {to} received the announcement of {from}");
+                return Err(Finding::Misdelivered(what));
+            }
+            return Ok(());
+        }
         let of = Frame::parse(bytes).map(|frame| frame.from);
         let is_known = |port: &&usize| Some(**port) == of || self.honest[**port].is_none();
         let from = origins.iter().find(is_known).or(origins.first()).copied().unwrap_or(to);
-        let Some(tag) = self.honest[from] else { return Ok(()) };
+        let Some(tag) = self.honest[from] else {
+            let is_forged = bytes.get(6..12) != Some(&mac(from));
+            if is_forged && self.rules.of(from).is_locked() && origins == [from] {
+                let what = format!("guest {to} received a frame forged by guest {from}");
+                return Err(Finding::Misdelivered(what));
+            }
+            return Ok(());
+        };
         let corrupt = |what: &str| Err(Finding::Corrupt(format!("guest {to} got {what} {from}")));
         let Some(frame) = Frame::parse(bytes) else {
             return corrupt("an altered frame of guest");
@@ -374,6 +434,10 @@ impl Ledger {
             return Err(Finding::Misdelivered(format!("guest {to} received its own {frame:?}")));
         }
         let flooded = self.flooded.contains(&(from, frame.number));
+        if self.rules.isolates(from, to) {
+            let what = format!("guest {to} received {frame:?}, and both are isolated");
+            return Err(Finding::Misdelivered(what));
+        }
         let right = match self.mode {
             Mode::Cross => to == from ^ 1,
             Mode::Switch => frame.to == To::One(to) || flooded,
@@ -392,6 +456,12 @@ impl Ledger {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a frame is an announcement of the address of guest `from`, which was announced.
+    fn announces(&self, from: usize, bytes: &[u8]) -> bool {
+        let is_announced = self.ingress[from].iter().any(|book| book.announced > 0);
+        is_announced && bytes == flow::rarp(mac(from))
     }
 
     /// Describes the entries left for queue `queue` of `port`; `None`: all are settled.

@@ -14,8 +14,8 @@
 //! only at their destinations; losses are counted; a hostile guest stops no port but its own.
 //! Phase 2, healing: traffic ends, slow guests become fast, stalled ones take frames again,
 //! hostile ones go idle, and everything must drain in bounded time. Meanwhile queues move between
-//! workers, and operators change policies, weights and limits, and drain queues. Invariants,
-//! checked after each step:
+//! workers, guests restart them, and operators change placement, policies, weights and limits, and
+//! drain queues. Some ports have rules and rates. Invariants, checked after each step:
 //! - unless a kick or a command is in flight, no cold queue has frames, and no worker sleeps that
 //!   could deliver a held frame;
 //! - a warm queue has a time at which it is polled, and was polled by then;
@@ -49,6 +49,7 @@ mod ledger;
 mod paced;
 mod port;
 mod random;
+mod rules;
 mod settings;
 mod shares;
 mod shown;

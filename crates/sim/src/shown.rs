@@ -1,5 +1,7 @@
 //! Records each burst of an ingress queue in the ledger.
 
+use std::cell::Cell;
+
 use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::port::{Fault, Ingress};
@@ -15,17 +17,18 @@ pub(crate) struct Shown<'a> {
     ledger: &'a mut Ledger,
     now: Instant,
     /// Number of frames shown or read directly.
-    pub frames: u64,
+    frames: &'a Cell<u64>,
 }
 
-/// Wraps a queue for one burst, at `now`.
+/// Wraps a queue for one burst, at `now`. Adds the frames shown to `frames`.
 pub(crate) fn shown<'a>(
     queue: &'a mut dyn Ingress,
     name: Name,
     ledger: &'a mut Ledger,
     now: Instant,
+    frames: &'a Cell<u64>,
 ) -> Around<&'a mut dyn Ingress, Shown<'a>> {
-    Around { queue, hooks: Shown { name, ledger, now, frames: 0 } }
+    Around { queue, hooks: Shown { name, ledger, now, frames } }
 }
 
 impl Hooks for Shown<'_> {
@@ -39,9 +42,8 @@ impl Hooks for Shown<'_> {
     ) -> Result<usize, Fault> {
         let Self { name: (port, index), ledger, now: at, frames } = self;
         queue.burst(max, now, burst, &mut |burst| {
-            // Held frames may have been delivered before.
-            ledger.sync(None, *at);
-            *frames += burst.frames.len() as u64;
+            ledger.sync_before(*at);
+            frames.set(frames.get() + burst.frames.len() as u64);
             let shown = ledger.begin_burst(*port, *index, burst);
             forward(burst);
             ledger.end_burst(&shown, *at);
@@ -54,10 +56,11 @@ impl Hooks for Shown<'_> {
         max: usize,
         to: &mut dyn Direct,
     ) -> Result<usize, Fault> {
-        self.ledger.sync(None, self.now);
+        self.ledger.sync_before(self.now);
         let before = self.ledger.begin_direct();
         let done = queue.read_into(max, to);
-        self.frames += self.ledger.end_direct(self.name, &before, self.now);
+        let direct = self.ledger.end_direct(self.name, &before, self.now);
+        self.frames.set(self.frames.get() + direct);
         done
     }
 }

@@ -20,6 +20,7 @@ use crate::guest::{Link, Ring};
 use crate::ledger::{Addressing, Ledger};
 use crate::port::{self, Pair, Setup};
 use crate::random::Random;
+use crate::rules::{AllRules, PortRules, RATE_WAIT, is_on};
 use crate::settings::{Operators, costs, delay_max, weight};
 use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served, token};
 
@@ -33,6 +34,7 @@ pub(crate) struct Switching {
     /// Cost of a burst per frame, for the queues of each port.
     frames: Vec<Ns>,
     mistake: Mistake,
+    rules: AllRules,
     balance: Balance,
     /// Moves of queues between workers.
     pub moves: u64,
@@ -52,6 +54,7 @@ impl Switching {
         links: &[Link],
         tags: Vec<Option<u64>>,
         addressing: Addressing,
+        rules: AllRules,
         mistake: Mistake,
         operators: Operators,
         random: &mut Random,
@@ -68,7 +71,7 @@ impl Switching {
                 (0..link.queues()).map(|q| pair(link, q, &vif, random)).collect()
             })
             .collect();
-        let table = Arc::new(table(&ports, mistake));
+        let table = Arc::new(table(&ports, &rules, mistake));
         let fdb = Arc::new(Fdb::new(4096, [random.bits(), random.bits()], 300, 1024));
         if addressing.is_static {
             for port in 0..links.len() {
@@ -76,16 +79,18 @@ impl Switching {
             }
         }
         let (flow_key, costs) = (random.bits(), costs(random));
+        let tenants = rules.tenants().filter(|_| mistake != Mistake::IgnoresRules);
         let workers: Vec<Worker> = (0..count as u8)
             .map(|w| {
                 let (fdb, to) = (Arc::clone(&fdb), Arc::clone(&table));
-                let forwarder = Forwarder::new(addressing.mode, w, fdb, to, flow_key);
+                let mut forwarder = Forwarder::new(addressing.mode, w, fdb, to, flow_key);
+                forwarder.set_tenants(tenants.clone());
                 Worker::new(w, forwarder, Arc::clone(&table), costs, mistake)
             })
             .collect();
         let both = |p: &Pair| (Arc::clone(&p.ingress_stats), Arc::clone(&p.egress_stats));
         let stats = ports.iter().map(|pairs| pairs.iter().map(both).collect()).collect();
-        let ledger = Ledger::new(addressing, Arc::clone(&table), tags, stats);
+        let ledger = Ledger::new(addressing, Arc::clone(&table), rules.clone(), tags, stats);
         let mut switching = Self {
             workers,
             ledger,
@@ -94,6 +99,7 @@ impl Switching {
             homes: Homes::new(count, operators.placement(random)),
             frames: Vec::new(),
             mistake,
+            rules,
             balance: Balance::new(count),
             moves: 0,
             refused: 0,
@@ -107,17 +113,22 @@ impl Switching {
 
     /// Has each queue served or watched by a worker.
     fn serve_all(&mut self, operators: Operators, random: &mut Random) {
+        // At most one, so that no worker is busy for long: its bursts become watched.
+        let expensive = random.one_in(6).then(|| random.index(self.ports.len()));
         for port in 0..self.ports.len() {
             let weight = weight(random);
             // Frames of some guests are expensive to forward.
             let frame = Ns::new(match operators.is_flooded() {
                 true => random.within(3000..7000),
+                false if expensive == Some(port) => random.within(4000..8000),
                 false if random.one_in(4) => random.within(0..500),
                 false => 20,
             });
             self.frames.push(frame);
             for queue in 0..self.ports[port].len() {
-                self.ports[port][queue].tuning.set_weight(weight);
+                let tuning = &self.ports[port][queue].tuning;
+                tuning.set_weight(weight);
+                tuning.set_has_rate(is_on(&self.rules.of(port).rate_in));
                 if random.one_in(2) {
                     self.table[port].as_ref().expect("ports stay").egress[queue]
                         .set_call(operators.policy(random));
@@ -384,9 +395,26 @@ impl Switching {
         all
     }
 
-    /// Longest pause of a queue by a rate limit.
+    /// Longest pause of a queue by a rate limit, of its guest or its port.
     pub fn pause(&self, name: Name) -> Ns {
-        self.ports[name.0][name.1].pause
+        let wait = if is_on(&self.rules.of(name.0).rate_in) { RATE_WAIT } else { Ns::ZERO };
+        self.ports[name.0][name.1].pause.max(wait)
+    }
+
+    pub fn rules(&self, port: usize) -> &PortRules {
+        self.rules.of(port)
+    }
+
+    /// Whether a port's rate permits no frame to its guest now.
+    pub fn waits_for_rate(&self, port: usize, now: Instant) -> bool {
+        let port = self.table[port].as_ref().expect("ports stay");
+        port.account.rate_out.due(now).is_some()
+    }
+
+    /// Has a guest's address announced; returns the worker to wake.
+    pub fn announce(&mut self, port: usize) -> Option<usize> {
+        self.ports[port][0].tuning.announce(mac(port));
+        self.command((port, 0), Command::Poll((port, 0)))
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {
@@ -421,7 +449,7 @@ fn watched_token((port, queue): Name) -> u64 {
     schedule::token(PortId(port as u16), queue as u16, true)
 }
 
-fn table(ports: &[Vec<Pair>], mistake: Mistake) -> Table {
+fn table(ports: &[Vec<Pair>], rules: &AllRules, mistake: Mistake) -> Table {
     let port = |i: usize| {
         let wrong = usize::from(mistake == Mistake::Misdelivers);
         let of = &ports[(i + wrong) % ports.len()];
@@ -430,6 +458,8 @@ fn table(ports: &[Vec<Pair>], mistake: Mistake) -> Table {
         let active = queues.len() as u16;
         let port = Port::new(PortId(i as u16), i.to_string(), queues);
         port.set_active(active);
+        let PortRules { rate_in, rate_out, .. } = rules.of(i);
+        port.set_rates(*rate_in, *rate_out);
         Some(Arc::new(port))
     };
     (0..ports.len()).map(port).collect()

@@ -4,9 +4,11 @@
 //! the program's worker does; others act between two steps. Most [`Mistake`]s are effects dropped
 //! or altered here.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
 use switch::frame::Burst;
@@ -119,6 +121,22 @@ struct Notes {
     is_new: bool,
 }
 
+/// Number of results of bursts and armings, for the coverage of the seeds.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// Armed queues that are due at a time.
+    pub dues: u64,
+    /// Bursts that ended at a port's rate, and those that it kept short.
+    pub rate_dues: u64,
+    pub rate_cuts: u64,
+    /// Held frames that a rate permitted by then.
+    pub rate_deliveries: u64,
+    /// Announced addresses.
+    pub announcements: u64,
+    /// Bursts of watched queues.
+    pub watched: u64,
+}
+
 /// A worker's next action after a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Then {
@@ -196,6 +214,7 @@ pub(crate) struct Worker {
     requested: BTreeSet<u64>,
     /// Number of queues given away by load.
     pub by_load: u64,
+    pub seen: Seen,
     /// The first violation in a step.
     pub finding: Option<Finding>,
 }
@@ -246,6 +265,7 @@ impl Worker {
             naps_now: false,
             requested: BTreeSet::new(),
             by_load: 0,
+            seen: Seen::default(),
             finding: None,
         }
     }
@@ -417,9 +437,7 @@ impl Worker {
             Effect::Serve { at, max } => self.serve(at, max, now, ledger),
             Effect::NotifyDue { rests } => {
                 if self.mistake != Mistake::ForgetsLateCalls {
-                    let found = self.forwarder.notify_due(self.time, rests);
-                    self.scheduler.wake(found.wake);
-                    self.record_events(found.events);
+                    self.notify_due(rests, now, ledger);
                 }
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
@@ -555,17 +573,30 @@ impl Worker {
             }
             return;
         }
-        let mut ingress = lock(&of.ingress);
-        let mut shown = shown(&mut *ingress, name, ledger, now);
-        let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let drained = source.tuning.drain() != Drain::Off;
-        let mut took =
-            schedule::burst(source, max, &mut shown, forwarder, scratch, self.time, None);
-        let shown_frames = shown.hooks.frames;
+        if !drained && source.tuning.announcement().is_some() {
+            ledger.begin_announcement(name);
+        }
+        let mut ingress = lock(&of.ingress);
+        let (time, shown_frames) = (self.time, Cell::new(0));
+        let mut shown = shown(&mut *ingress, name, ledger, now, &shown_frames);
+        // Frames take CPU time, and no page is absent.
+        let usage = || {
+            let at = Ns::new(time.ns()) + of.frame * shown_frames.get();
+            Usage { now: at, cpu: at, ..Usage::default() }
+        };
+        let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
+        let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
+        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, time, usage);
+        let shown_frames = shown_frames.get();
         self.extra += of.frame * shown_frames;
-        let is_due = ingress.due().is_some_and(|at| is_soon(at, now));
+        let is_due = ingress.due().is_some_and(|at| is_soon(at, now)) || took.rate_due.is_some();
         drop(ingress);
-        ledger.sync(None, now);
+        ledger.sync_before(now);
+        self.seen.rate_dues += u64::from(took.rate_due.is_some());
+        self.seen.rate_cuts += u64::from(took.rate_cut);
+        self.seen.announcements += u64::from(took.announced);
+        self.seen.watched += u64::from(took.used.is_some());
         notes.empty_polls = if took.frames > 0 || is_due { 0 } else { notes.empty_polls + 1 };
         self.shares.begin_turn(token, took.frames, self.time);
         let events = std::mem::take(&mut took.findings.events);
@@ -574,8 +605,10 @@ impl Worker {
         if drained && (shown_frames, frames) != (0, 0) {
             self.record_finding(Some(Finding::Drained(format!("queue {name:?}: {frames} frames"))));
         }
-        if self.mistake == Mistake::IgnoresDebt {
-            took.frames = 0;
+        match self.mistake {
+            Mistake::IgnoresDebt => took.frames = 0,
+            Mistake::IgnoresRateDue => took.rate_due = None,
+            _ => {}
         }
         match self.scheduler.record_burst(&took) {
             schedule::Then::Arm => self.phase = Phase::Arm(at, frames),
@@ -618,6 +651,7 @@ impl Worker {
         let (token, (port, index)) = (served.token, served.of.name);
         let (nothing, due) = schedule::arm(&mut *lock(&served.of.ingress), disarms);
         self.scheduler.record_arm(nothing, due);
+        self.seen.dues += u64::from(nothing && due.is_some());
         let notes = self.notes.get_mut(&token).expect("it is served");
         let shown = ledger.ingress(port, index).shown;
         let spurious = !nothing && frames == 0 && shown == notes.shown;
@@ -627,6 +661,21 @@ impl Worker {
             let what = format!("queue {index} of port {port} has work, but bursts do none");
             self.record_finding(Some(Finding::Spins(what)));
         }
+    }
+
+    /// Notifies peers, and delivers held frames that rates permit.
+    fn notify_due(&mut self, rests: bool, now: Instant, ledger: &mut Ledger) {
+        let Self { forwarder, scheduler, shares, extra, seen, time, .. } = self;
+        let found = forwarder.notify_due_with(*time, rests, |QueueId { port, queue }, _| {
+            let payer = token((port.0.into(), queue.into()));
+            scheduler.record_delivery(payer, RETRY_TAKES);
+            shares.charge(payer, RETRY_TAKES);
+            *extra += RETRY_TAKES;
+            seen.rate_deliveries += 1;
+        });
+        ledger.sync(None, now);
+        self.scheduler.wake(found.wake);
+        self.record_events(found.events);
     }
 
     /// Retries destinations that may have room.

@@ -22,9 +22,10 @@ use crate::guest::{Guest, Kind, Next, Ring};
 use crate::hypervisor::Hypervisor;
 use crate::ledger::Addressing;
 use crate::random::Random;
+use crate::rules::AllRules;
 use crate::settings::Operators;
 use crate::switching::Switching;
-use crate::worker::{Name, Then, Wake};
+use crate::worker::{Name, Seen, Then, Wake};
 
 /// Time in which the applications send frames.
 const TRAFFIC: Ns = Ns::from_ms(3);
@@ -88,6 +89,18 @@ pub struct Report {
     pub drains: u64,
     /// Receivers reported as stalled.
     pub stalled: u64,
+    /// Armed queues that were due at a time.
+    pub dues: u64,
+    /// Bursts that ended at a port's rate.
+    pub rate_dues: u64,
+    /// Those that it kept short.
+    pub rate_cuts: u64,
+    /// Deliveries of held frames that a port's rate permitted by then.
+    pub rate_deliveries: u64,
+    /// Announced addresses.
+    pub announcements: u64,
+    /// Bursts of watched queues.
+    pub watched: u64,
     /// Events processed.
     pub events: u64,
 }
@@ -121,6 +134,8 @@ enum Event {
     Place(usize),
     /// A guest stops a queue and starts it again.
     Restart(Name),
+    /// A guest's address is announced, as after its migration.
+    Announce(usize),
     /// An operator changes a setting of a queue.
     Tune(Name),
     /// An operator drains a queue, and ends that after the given time.
@@ -167,7 +182,7 @@ pub(crate) struct World {
     /// Ports being stopped.
     stopping: BTreeSet<usize>,
     hub: Option<usize>,
-    /// Frames of honest guests may be held for a hostile one that went idle.
+    /// Frames of honest guests may be held for a hostile one that went idle, or for a rate.
     slow_drain: bool,
     /// A sender, and a receiver that takes nothing for more than a minute.
     stalling: Option<(usize, usize)>,
@@ -187,16 +202,21 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let tags = guests.iter().map(|g| g.is_honest().then_some(g.tag)).collect();
     let is_static = random.one_in(2);
     let hostile = guests.iter().any(|g| !g.is_honest());
-    let is_spoofed = hostile && mode == Mode::Switch && !is_static;
-    let slow_drain = hostile && mode == Mode::Cross || is_spoofed;
     let mut operators = Operators::new(&mut random);
     // Not with hostile guests: they are never idle, and this run is long.
     let stalling = stalling(&guests, mode).filter(|_| !hostile && random.one_in(5));
     if stalling.is_some() {
         operators = operators.event_only();
     }
+    let rules = match stalling.is_some() || operators.is_flooded() {
+        true => AllRules::none(count),
+        false => AllRules::new(&guests, &mut random),
+    };
+    let is_locked = |i: usize| guests[i].is_honest() || rules.of(i).is_locked();
+    let is_spoofed = mode == Mode::Switch && !is_static && !(0..count).all(is_locked);
+    let slow_drain = hostile && mode == Mode::Cross || is_spoofed || rules.has_rates();
     let addressing = Addressing { mode, is_static, is_spoofed };
-    let switch = Switching::new(&links, tags, addressing, mistake, operators, &mut random);
+    let switch = Switching::new(&links, tags, addressing, rules, mistake, operators, &mut random);
     let mut world = World {
         random,
         now: Instant::START,
@@ -326,6 +346,8 @@ impl World {
             Event::Tune(name)
         } else if self.random.one_in(5) {
             Event::Restart(name)
+        } else if self.guests[port].is_honest() && self.random.one_in(6) {
+            Event::Announce(port)
         } else if self.operators.is_balanced() && !self.random.one_in(4) {
             Event::Move(name, self.random.index(8))
         } else if self.operators.is_flooded() {
@@ -472,6 +494,10 @@ impl World {
             Event::Tune(name) => {
                 self.report.tunes += 1;
                 let woken = self.switch.tune(name, self.operators, &mut self.random);
+                self.notify(woken);
+            }
+            Event::Announce(port) => {
+                let woken = self.switch.announce(port);
                 self.notify(woken);
             }
             Event::Drain(name) => {
@@ -636,6 +662,16 @@ impl World {
         self.report.levelled = self.switch.levelled;
         self.report.refused = self.switch.refused;
         self.report.by_load = self.switch.workers.iter().map(|w| w.by_load).sum();
+        for worker in &self.switch.workers {
+            let Seen { dues, rate_dues, rate_cuts, rate_deliveries, announcements, watched } =
+                worker.seen;
+            self.report.dues += dues;
+            self.report.rate_dues += rate_dues;
+            self.report.rate_cuts += rate_cuts;
+            self.report.rate_deliveries += rate_deliveries;
+            self.report.announcements += announcements;
+            self.report.watched += watched;
+        }
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {
             let honest = u64::from(guest.is_honest());

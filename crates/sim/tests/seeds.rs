@@ -35,6 +35,12 @@ fn add(sum: &mut Report, report: Report) {
     sum.tunes += report.tunes;
     sum.drains += report.drains;
     sum.stalled += report.stalled;
+    sum.dues += report.dues;
+    sum.rate_dues += report.rate_dues;
+    sum.rate_cuts += report.rate_cuts;
+    sum.rate_deliveries += report.rate_deliveries;
+    sum.announcements += report.announcements;
+    sum.watched += report.watched;
     sum.events += report.events;
     for (why, n) in report.faults {
         *sum.faults.entry(why).or_default() += n;
@@ -96,6 +102,10 @@ fn every_seed_is_safe_and_drains() {
         "egress drops_bad_grant",
         "ingress drops_bad_grant",
         "ingress direct",
+        "ingress rate_waits",
+        "egress drops_rate",
+        "ingress drops_spoofed_mac",
+        "ingress drops_isolated",
     ] {
         assert!(sum.counters[counter] > 0, "no {counter}");
     }
@@ -109,6 +119,12 @@ fn every_seed_is_safe_and_drains() {
         ("settings changed", sum.tunes),
         ("drains", sum.drains),
         ("stalled", sum.stalled),
+        ("armed queues that were due", sum.dues),
+        ("bursts that ended at a rate", sum.rate_dues),
+        ("bursts that a rate kept short", sum.rate_cuts),
+        ("held frames that a rate permitted", sum.rate_deliveries),
+        ("announcements", sum.announcements),
+        ("bursts of watched queues", sum.watched),
     ]) {
         assert!(n > 0, "no {what}");
     }
@@ -148,177 +164,70 @@ fn assert_found(mistake: Mistake, is: fn(&Finding) -> bool) {
     println!("{}", found.unwrap_or_else(|| panic!("{mistake:?}: {others:#?}")));
 }
 
-#[test]
-fn canary_arm_without_recheck_is_found() {
-    assert_found(Mistake::NeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
+/// Defines a canary, a test that asserts that the seeds find a mistake, for each of the lines. A
+/// mistake without one does not compile.
+macro_rules! canaries {
+    ($($name:ident: $mistake:ident is found as $finding:pat;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                assert_found(Mistake::$mistake, |finding| matches!(finding, $finding));
+            }
+        )*
+
+        const _: fn(Mistake) = |mistake| match mistake {
+            Mistake::None $(| Mistake::$mistake)* => {}
+        };
+    };
 }
 
-#[test]
-fn canary_sleep_without_arming_is_found() {
-    assert_found(Mistake::NeverArms, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_room_without_recheck_is_found() {
-    assert_found(Mistake::NeverRechecksRoom, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_busy_worker_without_retries_is_found() {
-    assert_found(Mistake::BusyForgetsHeld, |f| matches!(f, Finding::Hang(_) | Finding::Late(_)));
-}
-
-#[test]
-fn canary_omitted_calls_are_found() {
-    assert_found(Mistake::ForgetsCalls, |f| matches!(f, Finding::Hang(_)));
-}
-
-#[test]
-fn canary_reordering_is_found() {
-    assert_found(Mistake::Reorders, |f| matches!(f, Finding::Reordered(_)));
-}
-
-#[test]
-fn canary_uncounted_drops_are_found() {
-    assert_found(Mistake::DropsUncounted, |f| matches!(f, Finding::Lost(_)));
-}
-
-#[test]
-fn canary_duplicates_are_found() {
-    assert_found(Mistake::Duplicates, |f| matches!(f, Finding::Lost(_)));
-}
-
-#[test]
-fn canary_wrong_bytes_are_found() {
-    assert_found(Mistake::Corrupts, |f| matches!(f, Finding::Corrupt(_)));
-}
-
-#[test]
-fn canary_wrong_ports_are_found() {
-    assert_found(Mistake::Misdelivers, |f| matches!(f, Finding::Misdelivered(_)));
-}
-
-#[test]
-fn canary_stop_of_the_wrong_port_is_found() {
-    assert_found(Mistake::BlamesSender, |f| matches!(f, Finding::Blamed(_)));
-}
-
-#[test]
-fn canary_never_sleeping_is_found() {
-    assert_found(Mistake::NeverSleeps, |f| matches!(f, Finding::Spins(_)));
-}
-
-#[test]
-fn canary_sleep_sometimes_without_nap_timer_is_found() {
-    assert_found(Mistake::NapsForever, |f| matches!(f, Finding::PollMissed(_)));
-}
-
-#[test]
-fn canary_sleep_without_nap_timer_is_found() {
-    assert_found(Mistake::ForgetsNaps, |f| matches!(f, Finding::PollMissed(_)));
-}
-
-#[test]
-fn canary_omitted_delayed_calls_are_found() {
-    assert_found(Mistake::ForgetsLateCalls, |f| matches!(f, Finding::CallMissed(_)));
-}
-
-#[test]
-fn canary_moved_queue_not_polled_is_found() {
-    assert_found(Mistake::AdoptsCold, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_moved_queue_with_kicks_to_old_worker_is_found() {
-    assert_found(Mistake::ForgetsOwner, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_queues_lost_in_a_move_are_found() {
-    assert_found(Mistake::LosesQueues, |f| matches!(f, Finding::Ownership(_)));
-}
-
-#[test]
-fn canary_stopped_queue_handed_over_is_found() {
-    assert_found(Mistake::HandsOverStopped, |f| matches!(f, Finding::Ownership(_)));
-}
-
-#[test]
-fn canary_forgiven_debt_is_found() {
-    assert_found(Mistake::IgnoresDebt, |f| matches!(f, Finding::Unfair(_)));
-}
-
-#[test]
-fn canary_destinations_retried_only_when_notified_are_found() {
-    assert_found(Mistake::NeverRetries, |f| matches!(f, Finding::Late(_) | Finding::Hang(_)));
-}
-
-#[test]
-fn canary_paused_queues_not_resumed_are_found() {
-    assert_found(Mistake::ForgetsPaused, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_retry_only_after_a_timeout_is_found() {
-    assert_found(Mistake::RetriesAfterTimeoutOnly, |f| matches!(f, Finding::Late(_)));
-}
-
-#[test]
-fn canary_tap_armed_after_a_short_read_without_recheck_is_found() {
-    assert_found(Mistake::TapNeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_wait_for_a_full_tap_to_notify_is_found() {
-    assert_found(Mistake::TapAwaitsRoom, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_direct_reads_not_published_are_found() {
-    assert_found(Mistake::ForgetsDirectFlush, |f| matches!(f, Finding::Hang(_)));
-}
-
-#[test]
-fn canary_driver_sleep_without_arming_is_found() {
-    assert_found(Mistake::DriverNeverArms, |f| matches!(f, Finding::CallMissed(_)));
-}
-
-#[test]
-fn canary_tx_ring_without_req_event_is_found() {
-    assert_found(Mistake::XenNeverArms, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_tx_ring_without_recheck_is_found() {
-    assert_found(Mistake::XenNeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_full_rx_ring_without_recheck_is_found() {
-    assert_found(Mistake::XenNeverRechecksRoom, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_events_never_acknowledged_are_found() {
-    assert_found(Mistake::XenNeverAcks, |f| matches!(f, Finding::LostWakeup(_)));
-}
-
-#[test]
-fn canary_events_not_sent_are_found() {
-    assert_found(Mistake::XenDropsEvents, |f| matches!(f, Finding::CallMissed(_)));
-}
-
-#[test]
-fn canary_page_used_after_its_response_is_found() {
-    assert_found(Mistake::XenUsesAfterResponse, |f| matches!(f, Finding::Corrupt(_)));
-}
-
-#[test]
-fn canary_front_half_sleep_without_rsp_event_is_found() {
-    assert_found(Mistake::XenForgetsRspEvent, |f| matches!(f, Finding::CallMissed(_)));
-}
-
-#[test]
-fn canary_overloaded_worker_that_keeps_its_queues_is_found() {
-    assert_found(Mistake::NeverBalances, |f| matches!(f, Finding::Unbalanced(_)));
+canaries! {
+    canary_arm_without_recheck_is_found: NeverRechecks is found as Finding::LostWakeup(_);
+    canary_sleep_without_arming_is_found: NeverArms is found as Finding::LostWakeup(_);
+    canary_room_without_recheck_is_found: NeverRechecksRoom is found as Finding::LostWakeup(_);
+    canary_busy_worker_without_retries_is_found:
+        BusyForgetsHeld is found as Finding::Hang(_) | Finding::Late(_);
+    canary_omitted_calls_are_found: ForgetsCalls is found as Finding::Hang(_);
+    canary_reordering_is_found: Reorders is found as Finding::Reordered(_);
+    canary_uncounted_drops_are_found: DropsUncounted is found as Finding::Lost(_);
+    canary_duplicates_are_found: Duplicates is found as Finding::Lost(_);
+    canary_wrong_bytes_are_found: Corrupts is found as Finding::Corrupt(_);
+    canary_wrong_ports_are_found: Misdelivers is found as Finding::Misdelivered(_);
+    canary_stop_of_the_wrong_port_is_found: BlamesSender is found as Finding::Blamed(_);
+    canary_never_sleeping_is_found: NeverSleeps is found as Finding::Spins(_);
+    canary_sleep_sometimes_without_nap_timer_is_found:
+        NapsForever is found as Finding::PollMissed(_);
+    canary_sleep_without_nap_timer_is_found: ForgetsNaps is found as Finding::PollMissed(_);
+    canary_omitted_delayed_calls_are_found: ForgetsLateCalls is found as Finding::CallMissed(_);
+    canary_moved_queue_not_polled_is_found: AdoptsCold is found as Finding::LostWakeup(_);
+    canary_moved_queue_with_kicks_to_old_worker_is_found:
+        ForgetsOwner is found as Finding::LostWakeup(_);
+    canary_queues_lost_in_a_move_are_found: LosesQueues is found as Finding::Ownership(_);
+    canary_stopped_queue_handed_over_is_found: HandsOverStopped is found as Finding::Ownership(_);
+    canary_forgiven_debt_is_found: IgnoresDebt is found as Finding::Unfair(_);
+    canary_rate_that_is_due_later_ignored_is_found:
+        IgnoresRateDue is found as Finding::Spins(_) | Finding::LostWakeup(_);
+    canary_rules_not_applied_are_found: IgnoresRules is found as Finding::Misdelivered(_);
+    canary_destinations_retried_only_when_notified_are_found:
+        NeverRetries is found as Finding::Late(_) | Finding::Hang(_);
+    canary_paused_queues_not_resumed_are_found: ForgetsPaused is found as Finding::LostWakeup(_);
+    canary_retry_only_after_a_timeout_is_found:
+        RetriesAfterTimeoutOnly is found as Finding::Late(_);
+    canary_tap_armed_after_a_short_read_without_recheck_is_found:
+        TapNeverRechecks is found as Finding::LostWakeup(_);
+    canary_wait_for_a_full_tap_to_notify_is_found: TapAwaitsRoom is found as Finding::LostWakeup(_);
+    canary_direct_reads_not_published_are_found: ForgetsDirectFlush is found as Finding::Hang(_);
+    canary_driver_sleep_without_arming_is_found: DriverNeverArms is found as Finding::CallMissed(_);
+    canary_tx_ring_without_req_event_is_found: XenNeverArms is found as Finding::LostWakeup(_);
+    canary_tx_ring_without_recheck_is_found: XenNeverRechecks is found as Finding::LostWakeup(_);
+    canary_full_rx_ring_without_recheck_is_found:
+        XenNeverRechecksRoom is found as Finding::LostWakeup(_);
+    canary_events_never_acknowledged_are_found: XenNeverAcks is found as Finding::LostWakeup(_);
+    canary_events_not_sent_are_found: XenDropsEvents is found as Finding::CallMissed(_);
+    canary_page_used_after_its_response_is_found:
+        XenUsesAfterResponse is found as Finding::Corrupt(_);
+    canary_front_half_sleep_without_rsp_event_is_found:
+        XenForgetsRspEvent is found as Finding::CallMissed(_);
+    canary_overloaded_worker_that_keeps_its_queues_is_found:
+        NeverBalances is found as Finding::Unbalanced(_);
 }

@@ -1,6 +1,7 @@
 //! Invariants after each step, and when all is idle.
 
-use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
+use switch::flow::rarp;
+use switch::hold::{RATE_WAIT_MAX, RETRY_INTERVAL, WAIT_MAX};
 use switch::poll::State;
 use switch::port::QueueId;
 use switch::time::Instant;
@@ -9,6 +10,7 @@ use switch::tuning::Drain;
 use super::World;
 use crate::finding::Finding;
 use crate::guest::Ring;
+use crate::rules::is_on;
 use crate::settings::delay_max;
 use crate::worker::{Queue, Worker};
 
@@ -80,6 +82,7 @@ impl World {
     pub(super) fn check_held(&self, worker: &Worker) -> Result<(), Finding> {
         for (to, queue) in self.queues() {
             if worker.waits_for(to, queue)
+                && !self.switch.waits_for_rate(to, self.now)
                 && let Some(len) = self.switch.held_len(to, queue)
                 && self.has_room(to, queue, len.into())
             {
@@ -137,8 +140,10 @@ impl World {
 
     /// Checks that frames are not held for too long.
     pub(super) fn check_stalls(&self) -> Result<(), Finding> {
-        let limit = WAIT_MAX + 2 * RETRY_INTERVAL + self.busy() + self.switch.delay_max();
+        let slack = 2 * RETRY_INTERVAL + self.busy() + self.switch.delay_max();
         for (to, queue) in self.queues() {
+            let is_rated = is_on(&self.switch.rules(to).rate_out);
+            let limit = slack + if is_rated { RATE_WAIT_MAX } else { WAIT_MAX };
             let oldest_wait = self.switch.ledger.egress_book(to, queue).oldest_wait(self.now);
             if let Some(ns) = oldest_wait.filter(|ns| *ns > limit) {
                 let what = format!("a frame for queue {queue} of {to} was held for {ns} ns");
@@ -189,9 +194,11 @@ impl World {
                 return Err(Finding::Hang(format!("queue {q} of port {i}: {left}")));
             }
             let (ingress, egress) = self.switch.stats(i, q);
+            let announced = self.switch.ledger.ingress(i, q).announced;
+            let announced_bytes = announced * rarp([0; 6]).len() as u64;
             let counted = [
-                ("frames sent", pair.sent, ingress.frames.get()),
-                ("bytes sent", pair.sent_bytes, ingress.bytes.get()),
+                ("frames sent", pair.sent + announced, ingress.frames.get()),
+                ("bytes sent", pair.sent_bytes + announced_bytes, ingress.bytes.get()),
                 ("frames received", pair.received, egress.frames.get()),
                 ("bytes received", pair.received_bytes, egress.bytes.get()),
             ];

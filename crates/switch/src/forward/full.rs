@@ -332,9 +332,9 @@ impl Forwarder {
         !self.blocked.is_empty()
     }
 
-    /// Whether this worker waits for a queue.
+    /// Whether this worker waits for a queue to have room, or for its port's rate.
     pub fn is_blocked_by(&self, at: QueueId) -> bool {
-        self.blocked.contains_key(&at)
+        self.blocked.contains_key(&at) || self.paced.has(at)
     }
 
     /// Whether `from` may take frames again: one of its destinations has signalled room, or it

@@ -113,6 +113,11 @@ impl Paced {
         self.0.iter().map(|(at, ..)| *at).min()
     }
 
+    /// Whether a queue is one of them.
+    pub fn has(&self, queue: QueueId) -> bool {
+        self.0.iter().any(|(_, other)| *other == queue)
+    }
+
     fn set(&mut self, queue: QueueId, at: Instant) {
         self.0.retain(|(_, other)| *other != queue);
         self.0.push((at, queue));
