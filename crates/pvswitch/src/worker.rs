@@ -176,7 +176,7 @@ impl Worker {
             let Self { forwarder, scheduler, pool, time, .. } = self;
             found = forwarder.retry_with(all, *time, charge_receivers(began, pool, scheduler));
         }
-        self.scheduler.record_retry(all, found.wake, &self.forwarder);
+        self.scheduler.record_retry(all, &found, &self.forwarder);
         self.report(found.events);
     }
 
@@ -185,7 +185,7 @@ impl Worker {
         let began = if self.forwarder.delivers_due(now) { self.now() } else { now };
         let Self { forwarder, scheduler, pool, .. } = self;
         let found = forwarder.notify_due_with(now, rests, charge_receivers(began, pool, scheduler));
-        self.scheduler.wake(found.wake);
+        self.scheduler.record_findings(&found);
         self.report(found.events);
     }
 

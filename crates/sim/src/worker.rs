@@ -674,7 +674,7 @@ impl Worker {
             seen.rate_deliveries += 1;
         });
         ledger.sync(None, now);
-        self.scheduler.wake(found.wake);
+        self.scheduler.record_findings(&found);
         self.record_events(found.events);
     }
 
@@ -697,14 +697,14 @@ impl Worker {
             *extra += RETRY_TAKES;
         });
         ledger.sync(None, now);
-        // These faults are of destinations, whoever the senders are.
-        self.record_events(findings.events);
         if self.mistake != Mistake::ForgetsPaused {
             self.reset_empty_polls();
-            self.scheduler.record_retry(all, findings.wake, &self.forwarder);
+            self.scheduler.record_retry(all, &findings, &self.forwarder);
         } else {
-            self.scheduler.wake(findings.wake);
+            self.scheduler.record_findings(&findings);
         }
+        // These faults are of destinations, whoever the senders are.
+        self.record_events(findings.events);
     }
 
     // ---- kicks and sleep ----

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use shm::Seg;
 
 use self::fetch::fetch;
-pub use self::findings::{Events, Findings, PortEvent};
+pub use self::findings::{Events, Findings, PortEvent, ThinVec};
 use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
 pub use self::mirror::{Captured, Mirror};

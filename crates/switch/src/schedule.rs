@@ -30,7 +30,7 @@ pub use self::homes::{GiveAway, Home, Homes, Placement, queue_id, token};
 use self::load::Period;
 pub use self::queue::{Queue, Served};
 use self::round::{Round, Turn};
-use crate::forward::{ArmedFull, EgressQueue, Forwarder};
+use crate::forward::{ArmedFull, EgressQueue, Findings, Forwarder};
 use crate::hold::RETRY_INTERVAL;
 use crate::poll::{Costs, State};
 use crate::time::{Instant, Ns};
@@ -570,10 +570,18 @@ impl<Q> Scheduler<Q> {
         self.charge_outside_turn(payer, took);
     }
 
+    /// Records what forwarding outside of bursts found: workers to wake, and slow deliveries.
+    pub fn record_findings(&mut self, found: &Findings) {
+        self.wake(found.wake);
+        if !found.slow.is_empty() {
+            self.charge_receivers(&found.slow);
+        }
+    }
+
     /// Held frames were delivered: goes on with the queues that are paused for a destination that
     /// may have room now.
-    pub fn record_retry(&mut self, all: bool, wake: u64, forwarder: &Forwarder) {
-        self.wake(wake);
+    pub fn record_retry(&mut self, all: bool, found: &Findings, forwarder: &Forwarder) {
+        self.record_findings(found);
         for i in 0..self.paused.len() {
             let at = self.paused[i];
             if all || forwarder.may_resume(&self.queues[at].served.source) {

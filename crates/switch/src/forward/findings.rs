@@ -1,5 +1,6 @@
 //! What forwarding finds out, for its caller to act on.
 
+use super::SlowDelivery;
 use crate::fdb::{Flap, Mac, PortId};
 use crate::port::Fault;
 
@@ -12,6 +13,8 @@ pub struct Findings {
     pub wake: u64,
     /// Events of ports, in order.
     pub events: Events,
+    /// Deliveries that were long by their receivers' memory: the time is the receivers'.
+    pub slow: ThinVec<SlowDelivery>,
 }
 
 impl Findings {
@@ -20,28 +23,39 @@ impl Findings {
     pub fn merge(&mut self, later: Self) {
         self.wake |= later.wake;
         self.events.append(later.events);
+        self.slow.append(later.slow);
     }
 }
 
-/// Events of ports, in order: nearly always none, so none takes one word, which each burst returns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Events(
-    #[expect(clippy::box_collection, reason = "a Vec is three words")] Option<Box<Vec<PortEvent>>>,
+/// A list that is nearly always empty: one word, which each burst returns; empty, no allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThinVec<T>(
+    #[expect(clippy::box_collection, reason = "a Vec is three words")] Option<Box<Vec<T>>>,
 );
 
-impl Events {
-    /// Appends an event.
+/// Events of ports, in order.
+pub type Events = ThinVec<PortEvent>;
+
+impl<T> Default for ThinVec<T> {
+    #[inline]
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> ThinVec<T> {
+    /// Appends an item.
     #[cold]
-    pub fn push(&mut self, event: PortEvent) {
-        self.0.get_or_insert_default().push(event);
+    pub fn push(&mut self, item: T) {
+        self.0.get_or_insert_default().push(item);
     }
 
-    /// Appends later events.
+    /// Appends later items.
     #[inline]
     pub fn append(&mut self, later: Self) {
         match &mut self.0 {
             None => self.0 = later.0,
-            Some(events) => events.extend(later.0.into_iter().flat_map(|events| *events)),
+            Some(items) => items.extend(later.0.into_iter().flat_map(|items| *items)),
         }
     }
 
@@ -50,22 +64,37 @@ impl Events {
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
+
+    /// The items, in order.
+    #[inline]
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.as_ref().map_or(&[][..], |items| items).iter()
+    }
 }
 
-impl FromIterator<PortEvent> for Events {
-    fn from_iter<I: IntoIterator<Item = PortEvent>>(events: I) -> Self {
+impl<T> FromIterator<T> for ThinVec<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
         let mut all = Self::default();
-        events.into_iter().for_each(|event| all.push(event));
+        items.into_iter().for_each(|item| all.push(item));
         all
     }
 }
 
-impl IntoIterator for Events {
-    type Item = PortEvent;
-    type IntoIter = std::vec::IntoIter<PortEvent>;
+impl<T> IntoIterator for ThinVec<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.map_or_else(Vec::new, |events| *events).into_iter()
+        self.0.map_or_else(Vec::new, |items| *items).into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a ThinVec<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 

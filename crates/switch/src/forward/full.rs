@@ -371,20 +371,20 @@ impl Forwarder {
         let table = Arc::clone(&self.table);
         let news = |at: &QueueId| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
-        self.set_measures(true);
-        for at in due {
-            self.blocked.remove(&at);
-            let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
-            let mut to = port.lock(at.queue);
-            let egress = to.egress;
-            if egress.is_holding() && !self.send_held(&mut to, now) && !self.pace(&to, now) {
-                self.block(at, egress);
+        self.measure_held(|this| {
+            for at in due {
+                this.blocked.remove(&at);
+                let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+                let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+                let mut to = port.lock(at.queue);
+                let egress = to.egress;
+                if egress.is_holding() && !this.send_held(&mut to, now) && !this.pace(&to, now) {
+                    this.block(at, egress);
+                }
+                drop(to);
+                done(at, egress);
             }
-            drop(to);
-            done(at, egress);
-        }
-        self.end_measures();
+        });
         self.send_copies(now);
         std::mem::take(&mut self.findings)
     }

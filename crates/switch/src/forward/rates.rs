@@ -141,20 +141,20 @@ impl Forwarder {
     pub(super) fn send_paced(&mut self, now: Instant, mut done: impl FnMut(QueueId, &EgressQueue)) {
         let table = Arc::clone(&self.table);
         let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
-        self.set_measures(true);
-        for (_, at) in due {
-            let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
-            let mut to = port.lock(at.queue);
-            let egress = to.egress;
-            let is_free = !egress.is_holding() || self.send_held(&mut to, now);
-            if !is_free && !self.pace(&to, now) {
-                self.block(at, egress);
+        self.measure_held(|this| {
+            for (_, at) in due {
+                let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
+                let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+                let mut to = port.lock(at.queue);
+                let egress = to.egress;
+                let is_free = !egress.is_holding() || this.send_held(&mut to, now);
+                if !is_free && !this.pace(&to, now) {
+                    this.block(at, egress);
+                }
+                drop(to);
+                done(at, egress);
             }
-            drop(to);
-            done(at, egress);
-        }
-        self.end_measures();
+        });
         self.send_copies(now);
     }
 }

@@ -6,12 +6,11 @@
 //! frames that were held and for a receiver that is known to be slow. A slow receiver gets one
 //! frame at a time, and then none until its part of the worker's time covers that one; frames for
 //! it are dropped meanwhile, not held: the shortest of these times is as long as a frame may be
-//! held. The time of a slow delivery is the receiver's, not the sender's
-//! ([`Forwarder::take_slow_deliveries`]).
+//! held. The time of a slow delivery is the receiver's, not the sender's ([`Findings::slow`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{EgressQueue, Forwarder, Group, LockedQueue, Senders, Source};
+use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Senders, Source};
 use crate::fair::{self, Usage};
 use crate::fdb::PortId;
 use crate::frame::Burst;
@@ -34,11 +33,21 @@ pub struct SlowDelivery {
 pub(super) struct Slow {
     /// What the thread has used; `None`: nothing is measured.
     usage: Option<fn() -> Usage>,
-    /// Whether the burst in progress is measured.
-    measures: bool,
+    /// Which deliveries are measured, apart from those to receivers known to be slow.
+    measured: Measured,
     /// Time from which slow receivers, one of them, may get a frame again.
     from: Instant,
-    deliveries: Vec<SlowDelivery>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Measured {
+    #[default]
+    Nothing,
+    /// Those of the burst in progress.
+    Burst,
+    /// Those of held frames, outside of bursts. The caller charges each to its receiver, slow or
+    /// not, so that they are not reported as slow.
+    Held,
 }
 
 /// Deliveries that a receiver's memory made long. Changed under the queue's lock only.
@@ -54,7 +63,7 @@ impl Slow {
     /// Whether the burst in progress is measured.
     #[inline]
     pub fn measures(&self) -> bool {
-        self.measures
+        self.measured != Measured::Nothing
     }
 }
 
@@ -85,34 +94,33 @@ impl Forwarder {
         self.slow.usage = Some(usage);
     }
 
-    /// Sets whether the deliveries of the next bursts are measured. Their frames must be in private
-    /// memory: page faults in the sender's would count as the receiver's.
-    pub fn set_measures(&mut self, measures: bool) {
-        self.slow.measures = measures;
+    /// [Forwards](Self::forward) a burst whose deliveries are measured. Its frames must be in
+    /// private memory: page faults in the sender's would count as the receiver's.
+    #[cold]
+    pub fn forward_measured(
+        &mut self,
+        from: &Source,
+        burst: &mut Burst<'_>,
+        now: Instant,
+    ) -> Findings {
+        self.slow.measured = Measured::Burst;
+        let found = self.forward(from, burst, now);
+        self.slow.measured = Measured::Nothing;
+        found
     }
 
-    /// Ends the deliveries of held frames, which were measured: the time of each was reported to
-    /// the caller, who charges the receiver, whether it was slow or not.
-    pub(super) fn end_measures(&mut self) {
-        self.slow.measures = false;
-        self.slow.deliveries.clear();
-    }
-
-    /// Removes and returns the slow deliveries of a burst; their time counts as their queues'.
-    pub fn take_slow_deliveries(&mut self) -> Vec<SlowDelivery> {
-        for SlowDelivery { port, queue, took } in &self.slow.deliveries {
-            if let Some(port) = self.port(*port) {
-                port.egress[usize::from(*queue)].stats.served_ns.add(took.get());
-            }
-        }
-        std::mem::take(&mut self.slow.deliveries)
+    /// Delivers held frames by `deliver`, measured: the caller charges the time of each delivery.
+    pub(super) fn measure_held(&mut self, deliver: impl FnOnce(&mut Self)) {
+        self.slow.measured = Measured::Held;
+        deliver(self);
+        self.slow.measured = Measured::Nothing;
     }
 
     /// Whether deliveries to `egress` go through [`put_slow`](Self::put_slow) or
     /// [`put_and_measure`](Self::put_and_measure).
     #[inline]
     pub(super) fn is_measured(&self, egress: &EgressQueue, now: Instant) -> bool {
-        self.slow.measures || egress.is_slow(now)
+        self.slow.measures() || egress.is_slow(now)
     }
 
     /// Whether a slow receiver may get a frame.
@@ -196,8 +204,11 @@ impl Forwarder {
             if egress.long.record(now) {
                 self.slow.from = now + fair::slow_rest(used.time);
             }
-            let QueueId { port, queue } = at;
-            self.slow.deliveries.push(SlowDelivery { port, queue, took: used.time });
+            if self.slow.measured != Measured::Held {
+                let QueueId { port, queue } = at;
+                egress.stats.served_ns.add(used.time.get());
+                self.findings.slow.push(SlowDelivery { port, queue, took: used.time });
+            }
         }
         (done, fault)
     }

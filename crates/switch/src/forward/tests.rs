@@ -144,6 +144,16 @@ struct Rig {
     now: Instant,
 }
 
+fn burst_of(frames: &[(Vec<u8>, VnetHdr)]) -> Burst<'_> {
+    assert!(frames.len() <= BURST_MAX);
+    let mut burst = Burst::default();
+    for (i, (bytes, hdr)) in frames.iter().enumerate() {
+        burst.segs.push(Seg::of(bytes));
+        burst.push_at(i, 1, bytes.len() as u32, *hdr);
+    }
+    burst
+}
+
 impl Rig {
     fn new(mode: Mode, ports: u16, queues: u16) -> Self {
         let fdb = Arc::new(Fdb::new(1024, [1, 2], 300, 4));
@@ -177,13 +187,7 @@ impl Rig {
 
     /// One burst from `port`.
     fn send_all(&mut self, port: usize, frames: Vec<(Vec<u8>, VnetHdr)>) {
-        assert!(frames.len() <= BURST_MAX);
-        let mut burst = Burst::default();
-        for (i, (bytes, hdr)) in frames.iter().enumerate() {
-            burst.segs.push(Seg::of(bytes));
-            burst.push_at(i, 1, bytes.len() as u32, *hdr);
-        }
-        self.forward(port, &mut burst);
+        self.forward(port, &mut burst_of(&frames));
     }
 
     fn forward(&mut self, port: usize, burst: &mut Burst<'_>) {

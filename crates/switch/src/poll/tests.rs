@@ -155,7 +155,7 @@ fn notifier_notifies_at_once_or_after_its_policys_delay() {
     for policy in ["event", "spin", "napi", "adaptive:0"] {
         let policy = policy.parse().unwrap();
         assert!(!Notifier::delays(policy));
-        assert_eq!(Notifier::new(policy).published(1, at(5)), Notify::Now);
+        assert_eq!(Notifier::new(policy).record_published(1, at(5)), Notify::Now);
     }
     let mut n = Notifier::new(Policy::Coalesce { usecs: 10, frames: 4 });
     assert_eq!(n.published(1, at(1_000)), Notify::At(at(11_000)));

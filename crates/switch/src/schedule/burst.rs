@@ -2,7 +2,7 @@
 
 use crate::fair::{BurstUsage, Spent, Usage};
 use crate::flow::rarp;
-use crate::forward::{Findings, Forwarder, SlowDelivery, Source};
+use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::Ingress;
 use crate::time::Instant;
@@ -28,8 +28,6 @@ pub struct BurstResult {
     pub faulty: bool,
     /// What the burst used, if it was measured, without slow deliveries.
     pub used: Option<BurstUsage>,
-    /// Deliveries that were long by their receivers' memory.
-    pub slow: Vec<SlowDelivery>,
     /// What forwarding found.
     pub findings: Findings,
 }
@@ -72,10 +70,9 @@ pub fn burst(
             took.findings.merge(found);
         })
     };
-    took.slow = forwarder.take_slow_deliveries();
     took.used = began.map(|(usage, began)| {
         let mut all = usage().since(began);
-        took.slow.iter().for_each(|slow| all.time -= slow.took);
+        took.findings.slow.iter().for_each(|slow| all.time -= slow.took);
         BurstUsage { own, all }
     });
     source.stats.polls.add(1);
@@ -152,9 +149,7 @@ fn forward_copies(
     for (bytes, frame) in copies.iter().zip(&burst.frames) {
         private.push_private(bytes, frame.hdr);
     }
-    forwarder.set_measures(true);
-    let found = forwarder.forward(source, &mut private, now);
-    forwarder.set_measures(false);
+    let found = forwarder.forward_measured(source, &mut private, now);
     if private.left() > 0 {
         burst.leave(private.frames.len() - private.left());
     }

@@ -2,7 +2,7 @@
 
 use super::{BurstResult, Scheduler, Step, Then};
 use crate::fair::BurstUsage;
-use crate::forward::{SlowDelivery, Source};
+use crate::forward::{SlowDelivery, Source, ThinVec};
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
 use crate::time::{Instant, Ns};
@@ -172,8 +172,8 @@ impl<Q> Scheduler<Q> {
     #[inline]
     pub fn record_burst(&mut self, took: &BurstResult) -> Then {
         assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
-        if !took.slow.is_empty() {
-            self.charge_receivers(&took.slow);
+        if !took.findings.slow.is_empty() {
+            self.turn.elsewhere = self.charge_receivers(&took.findings.slow);
         }
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
@@ -274,17 +274,19 @@ impl<Q> Scheduler<Q> {
         self.step = Step::Pick;
     }
 
-    /// Charges slow deliveries of a burst to the receivers' ingress queues, and not to the sender.
+    /// Charges slow deliveries to the receivers' ingress queues. Returns the time of all.
     #[cold]
-    fn charge_receivers(&mut self, deliveries: &[SlowDelivery]) {
+    pub(super) fn charge_receivers(&mut self, deliveries: &ThinVec<SlowDelivery>) -> Ns {
+        let mut all = Ns::ZERO;
         for SlowDelivery { port, queue, took } in deliveries {
             self.window.1 += *took;
-            self.turn.elsewhere += *took;
+            all += *took;
             let is_its = |source: &Source| (source.port, source.queue) == (*port, *queue);
             if let Some(payer) = self.queues.iter_mut().find(|q| is_its(&q.served.source)) {
                 payer.share.charge_outside_turn(*took);
             }
         }
+        all
     }
 
     /// The queue just served leaves the hot ones.

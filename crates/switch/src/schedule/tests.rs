@@ -234,13 +234,13 @@ impl Worker {
                 let Self { forwarder, scheduler, clock, .. } = self;
                 let charge = charge_receivers(now, clock, scheduler);
                 let found = forwarder.notify_due_with(now, *rests, charge);
-                self.scheduler.wake(found.wake);
+                self.scheduler.record_findings(&found);
             }
             Effect::Retry { all, .. } => {
                 let Self { forwarder, scheduler, clock, .. } = self;
                 let found =
                     forwarder.retry_with(*all, now, charge_receivers(now, clock, scheduler));
-                self.scheduler.record_retry(*all, found.wake, &self.forwarder);
+                self.scheduler.record_retry(*all, &found, &self.forwarder);
             }
             Effect::Pause => self.pass(Ns::new(100)),
             Effect::ArmFull => {

@@ -20,9 +20,17 @@ fn both(serials: std::ops::Range<u32>) -> Vec<Vec<u8>> {
 
 /// One burst whose deliveries are measured.
 fn send_measured(rig: &mut Rig, frames: &[Vec<u8>]) {
-    rig.forwarder.set_measures(true);
-    rig.send(0, frames);
-    rig.forwarder.set_measures(false);
+    send_all_measured(rig, &frames.iter().map(|f| (f.clone(), VnetHdr::NONE)).collect::<Vec<_>>());
+}
+
+fn send_all_measured(rig: &mut Rig, frames: &[(Vec<u8>, VnetHdr)]) {
+    let found = rig.forwarder.forward_measured(&rig.sources[0], &mut burst_of(frames), rig.now);
+    rig.found.merge(found);
+}
+
+/// Slow deliveries since the last query.
+fn slow(rig: &mut Rig) -> Vec<SlowDelivery> {
+    std::mem::take(&mut rig.found.slow).into_iter().collect()
 }
 
 /// So many long deliveries to port 1 that the next one makes it slow.
@@ -31,7 +39,7 @@ fn send_long(rig: &mut Rig) {
         send_measured(rig, &[frame(mac(1), mac(0), n)]);
         assert!(!rig.egress(1).is_slow(rig.now));
     }
-    assert_eq!(rig.forwarder.take_slow_deliveries().len(), SLOW_DELIVERIES as usize - 1);
+    assert_eq!(slow(rig).len(), SLOW_DELIVERIES as usize - 1);
     rig.got(1);
 }
 
@@ -58,8 +66,8 @@ fn receiver_with_absent_pages_gets_one_frame_in_its_part_of_the_time_and_others_
     send_measured(&mut rig, &both(0..4));
     assert_eq!((rig.got(1).len(), rig.got(2).len()), (4, 4), "not known before");
     let took = FAULT * 128 * 4;
-    let slow = SlowDelivery { port: PortId(1), queue: 0, took };
-    assert_eq!(rig.forwarder.take_slow_deliveries(), [slow], "the receiver pays");
+    let delivery = SlowDelivery { port: PortId(1), queue: 0, took };
+    assert_eq!(slow(&mut rig), [delivery], "the receiver pays");
     assert_eq!(rig.egress(1).stats.served_ns.get() - before, took.get());
     // Without measuring, before its time, for longer than a frame may be held.
     for _ in 0..10 {
@@ -77,7 +85,7 @@ fn receiver_with_absent_pages_gets_one_frame_in_its_part_of_the_time_and_others_
     rig.send(0, &both(10..14));
     assert_eq!((serials(&rig.got(1)), rig.got(2).len()), (vec![10], 4));
     let took = FAULT * 128;
-    assert_eq!(rig.forwarder.take_slow_deliveries(), [SlowDelivery { took, ..slow }]);
+    assert_eq!(slow(&mut rig), [SlowDelivery { took, ..delivery }]);
 }
 
 #[test]
@@ -89,12 +97,12 @@ fn all_slow_receivers_together_have_one_part_of_the_time() {
     let mut spent = Ns::ZERO;
     let time = SECOND * 60;
     let end = rig.now + time;
-    rig.forwarder.take_slow_deliveries();
+    slow(&mut rig);
     while rig.now < end {
         rig.now += MS;
         rig.send(0, &both(0..2));
         got = [got[0] + rig.got(1).len(), got[1] + rig.got(2).len()];
-        rig.forwarder.take_slow_deliveries().iter().for_each(|slow| spent += slow.took);
+        slow(&mut rig).iter().for_each(|slow| spent += slow.took);
     }
     assert!(spent * 1000 < time, "{spent:?} of {time:?}");
     assert!(got[0] + got[1] > 20, "{got:?}: they get some");
@@ -141,9 +149,8 @@ fn fresh_memory_of_an_honest_receiver_makes_it_not_slow() {
     // Each page of the buffers for the first time.
     for (bytes, faults) in [(long, 16), (frame(mac(1), mac(0), 0), 2)] {
         rig.port(1).faults = faults;
-        rig.forwarder.set_measures(true);
-        rig.send_all(0, vec![(bytes, hdr); 4]);
+        send_all_measured(&mut rig, &vec![(bytes, hdr); 4]);
         assert!(!rig.egress(1).is_slow(rig.now), "{faults} faults a frame");
     }
-    assert_eq!(rig.forwarder.take_slow_deliveries(), []);
+    assert_eq!(slow(&mut rig), []);
 }
