@@ -119,7 +119,7 @@ pub fn explore(data: &[u8]) -> Seen {
                     None => assert!(!pending, "frames are left without a notification"),
                 }
             }
-            10 | 11 => match notifier.published(frames.max(1), now) {
+            10 | 11 => match notifier.record_published(frames.max(1), now) {
                 Notify::Now => {
                     pending = false;
                     puts_off = longest(of_notifier);

@@ -193,7 +193,7 @@ impl Tx {
         self.counts.frames += frames as u64;
         self.stopped = false;
         self.start_timer(now);
-        match self.notifier.published(frames, now) {
+        match self.notifier.record_published(frames, now) {
             Notify::Now => self.kick_now(),
             Notify::At(at) => self.kick_at = Some(at),
             Notify::Later => {}

@@ -48,7 +48,10 @@ impl<'m> Lent<'m> {
     }
 
     /// Passes each frame's segments to `each`, in order; once only.
-    pub fn hand_out(&mut self, mut each: impl FnMut(&mut dyn Iterator<Item = SegMut<'m>>, u32)) {
+    pub fn for_each_frame(
+        &mut self,
+        mut each: impl FnMut(&mut dyn Iterator<Item = SegMut<'m>>, u32),
+    ) {
         let mut segs = self.segs.drain(..);
         for (count, len) in &self.frames {
             each(&mut segs.by_ref().take(*count), *len);
@@ -99,7 +102,7 @@ pub trait Direct {
     ///
     /// # Errors
     /// [`Fault`]: the peer truncated its memory.
-    fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault>;
+    fn record_failure(&mut self, i: usize, len: u32) -> Result<(), Fault>;
 }
 
 #[cfg(test)]
@@ -119,7 +122,9 @@ mod tests {
         assert_eq!(lent.end_frame(), 50);
         assert_eq!(lent.lens().collect::<Vec<_>>(), [50, 50]);
         let mut seen = Vec::new();
-        lent.hand_out(|segs, len| seen.push((segs.map(|s| s.len()).collect::<Vec<_>>(), len)));
+        lent.for_each_frame(|segs, len| {
+            seen.push((segs.map(|s| s.len()).collect::<Vec<_>>(), len))
+        });
         assert_eq!(seen, [(vec![30, 20], 50), (vec![50], 50)]);
         assert_eq!(lent.recycle().lens().count(), 0);
     }

@@ -53,7 +53,7 @@ pub struct Burst<'m> {
     /// Private memory for fetched frames.
     arena: &'m mut [u8],
     /// Number of frames fetched, and unused rest of the arena.
-    brought: usize,
+    fetched_count: usize,
     spare: usize,
     /// Kept for its allocation.
     copies: Copies<'m>,
@@ -171,7 +171,7 @@ impl<'m> Burst<'m> {
 
     /// As [`fetch`](Self::fetch), but not counted as requested by a receiver.
     pub(crate) fn fetch_uncounted(&mut self, picks: impl Iterator<Item = usize>) {
-        if self.brought == 0 {
+        if self.fetched_count == 0 {
             let needed: usize = self.frames.iter().map(|frame| frame.len as usize).sum();
             self.spare = self.arena.len().saturating_sub(needed);
         }
@@ -195,7 +195,7 @@ impl<'m> Burst<'m> {
             for seg in &self.segs[range.clone()] {
                 copies.copy(&mut to, *seg, i as u16);
             }
-            self.brought += 1;
+            self.fetched_count += 1;
             self.segs[range.start] = fetched;
             self.frames[i].seg_count = 1;
         }

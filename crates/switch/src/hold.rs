@@ -176,7 +176,7 @@ impl PauseMeter {
     }
 
     /// Records a pause at `now`, with the number of frames `delivered` so far.
-    pub fn paused(&self, delivered: u64, now: Instant) {
+    pub fn record_pause(&self, delivered: u64, now: Instant) {
         let last = Instant::from_ns(self.last_ns.swap(now.ns(), Ordering::Relaxed));
         let since = Instant::from_ns(self.since_ns.load(Ordering::Relaxed));
         if now - last <= PAUSE_WINDOW {

@@ -193,7 +193,6 @@ pub fn on_wire(head: &[u8], len: u32, hdr: &VnetHdr) -> (u64, u64) {
 ///
 /// # Errors
 /// [`Bad`]: the frame must be dropped; nothing was emitted.
-#[allow(clippy::too_many_arguments)]
 pub fn resolve(
     head: &[u8],
     body: &[Seg<'_>],

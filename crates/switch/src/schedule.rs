@@ -5,9 +5,9 @@
 //!        ▲         one round over the hot queues               └─▶ ArmFull, Wait ──────┤
 //!        └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! Whoever drives it carries out one [`Effect`] at a time and records what came of it: the program
-//! on real descriptors and the machine's clock, the simulation in virtual time, and the exhaustive
-//! model of arm and sleep one load or store at a time. All three decide by the same object.
+//! Its driver carries out one [`Effect`] at a time and records the result: the program on real
+//! descriptors and the machine's clock, the simulation in virtual time, and the exhaustive model of
+//! arm and sleep one load or store at a time. All three decide by the same object.
 //!
 //! A queue is *hot* (polled in each round), *warm* (polled at a time that is set) or *cold* (armed,
 //! and out of the poll set until it is kicked). Hot queues share a worker by deficit round-robin in
@@ -45,7 +45,7 @@ const WINDOW: Ns = Ns::from_ms(1);
 /// After a queue was added or given away, as many measurements are made before another is given.
 const SETTLE: u32 = 3;
 
-/// What the driver of a [`Scheduler`] is to do next. Indices are good until the next call that
+/// What the driver of a [`Scheduler`] is to do next. Indices are valid until the next call that
 /// adds, removes or gives queues.
 #[derive(Debug)]
 pub enum Effect<Q> {
@@ -155,13 +155,13 @@ enum Step {
     Serving,
     /// A queue is being armed.
     Arming,
-    /// The time of a turn is known now.
-    Book,
+    /// The time of a turn is known now: it is charged.
+    Charge,
     Woken,
-    Late,
-    Load,
-    /// The round is over: to the next, or to sleep.
-    Part,
+    NotifyDue,
+    Measure,
+    /// The next round follows, or sleep.
+    AfterRound,
     RetryBusy,
     ArmingBusy,
     Recheck,
@@ -279,13 +279,13 @@ impl<Q> Scheduler<Q> {
                     return Effect::RunCommands;
                 }
                 Step::Begin => self.begin_round(now),
-                Step::Book | Step::Pick => {
-                    if let Some((at, max)) = self.go_on(now) {
+                Step::Charge | Step::Pick => {
+                    if let Some((at, max)) = self.next_in_round(now) {
                         return Effect::Serve { at, max };
                     }
                 }
                 Step::Woken => {
-                    self.step = Step::Late;
+                    self.step = Step::NotifyDue;
                     if self.woken != 0 {
                         self.is_pending = true;
                         if let Some(effect) = self.next_pending() {
@@ -293,25 +293,25 @@ impl<Q> Scheduler<Q> {
                         }
                     }
                 }
-                Step::Late => {
-                    self.step = Step::Load;
+                Step::NotifyDue => {
+                    self.step = Step::Measure;
                     let rests = !self.round.found || self.hot.is_empty();
                     if forwarder.next_notification().is_some_and(|at| rests || at <= now) {
                         return Effect::NotifyDue { rests };
                     }
                 }
-                Step::Load => {
-                    self.step = Step::Part;
+                Step::Measure => {
+                    self.step = Step::AfterRound;
                     if now - self.window.0 >= WINDOW {
                         return self.measure(now);
                     }
                 }
-                Step::Part if self.hot.is_empty() => self.step = Step::Recheck,
-                Step::Part if now - self.polled > POLL_KICKS_INTERVAL => {
+                Step::AfterRound if self.hot.is_empty() => self.step = Step::Recheck,
+                Step::AfterRound if now - self.polled > POLL_KICKS_INTERVAL => {
                     (self.polled, self.step) = (now, Step::RetryBusy);
                     return Effect::PollKicks;
                 }
-                Step::Part => {
+                Step::AfterRound => {
                     self.step = Step::Commands;
                     if self.only_gathered() {
                         return Effect::Pause;
@@ -343,7 +343,7 @@ impl<Q> Scheduler<Q> {
                     }
                 }
                 Step::Serving | Step::Arming | Step::ArmingBusy | Step::ArmingIdle => {
-                    unreachable!("what came of the effect before was not recorded")
+                    unreachable!("the result of the effect before was not recorded")
                 }
             }
         }
@@ -354,14 +354,14 @@ impl<Q> Scheduler<Q> {
     /// and not of an effect.
     #[inline]
     pub fn next_burst(&mut self, now: Instant) -> Option<(usize, usize)> {
-        if self.is_pending { None } else { self.go_on(now) }
+        if self.is_pending { None } else { self.next_in_round(now) }
     }
 
-    /// Books the burst before, and picks the next one of the round.
+    /// Charges the burst before, and picks the next one of the round.
     #[inline]
-    fn go_on(&mut self, now: Instant) -> Option<(usize, usize)> {
-        if self.step == Step::Book {
-            self.book(now);
+    fn next_in_round(&mut self, now: Instant) -> Option<(usize, usize)> {
+        if self.step == Step::Charge {
+            self.charge_turn(now);
         }
         let picked = self.pick(now);
         if picked.is_none() {
@@ -590,7 +590,7 @@ impl<Q> Scheduler<Q> {
         }
     }
 
-    /// What came of [`Effect::ArmFull`].
+    /// Records the result of [`Effect::ArmFull`].
     pub fn record_arm_full(&mut self, armed: ArmedFull) {
         let ArmedFull { full, wake } = armed;
         self.wake(wake);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of flows that a port tracks.
 const FLOWS: usize = 4096;
 /// Idle time after which a flow's place is free, in seconds.
-const SILENT_S: u16 = 5;
+const IDLE_S: u16 = 5;
 
 /// Table of a port's flows and their queues. Shared by all workers.
 pub(crate) struct Steering {
@@ -37,7 +37,7 @@ impl Steering {
         let now_s = now_s as u16;
         let mut old = place.load(Ordering::Relaxed);
         loop {
-            let is_taken = old != 0 && !is_silent(old as u16, now_s);
+            let is_taken = old != 0 && !is_idle(old as u16, now_s);
             let is_its = old != 0 && (old >> 32) as u32 == hash;
             let queue = match (is_taken, is_its) {
                 (true, true) => ((old >> 16) as u16).wrapping_sub(1),
@@ -57,9 +57,9 @@ impl Steering {
 }
 
 /// Whether the idle time is over. Another worker's clock may be a second ahead.
-fn is_silent(since_s: u16, now_s: u16) -> bool {
+fn is_idle(since_s: u16, now_s: u16) -> bool {
     let for_s = now_s.wrapping_sub(since_s);
-    (SILENT_S..u16::MAX - SILENT_S).contains(&for_s)
+    (IDLE_S..u16::MAX - IDLE_S).contains(&for_s)
 }
 
 fn entry(hash: u32, queue: u16, now_s: u16) -> u64 {

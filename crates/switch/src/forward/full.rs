@@ -162,7 +162,7 @@ impl Forwarder {
         if most == 0 {
             from.stats.pauses.add(1);
             for (at, egress) in full {
-                egress.meter.paused(egress.stats.frames.get(), now);
+                egress.meter.record_pause(egress.stats.frames.get(), now);
                 self.block(at, egress);
             }
         }

@@ -123,7 +123,7 @@ impl EgressQueue {
             queue.notify();
             return None;
         }
-        let decision = notifier.published(frames, now);
+        let decision = notifier.record_published(frames, now);
         if decision == Notify::Now {
             queue.notify();
             return None;

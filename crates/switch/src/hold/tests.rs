@@ -80,7 +80,7 @@ fn no_sender_waits_for_a_destination_that_is_too_slow() {
     let start = after(1_000 * MS);
     // A frame every 45 ms.
     let slow = (0..200).find(|ms| {
-        meter.paused(ms / 45, start + *ms * MS);
+        meter.record_pause(ms / 45, start + *ms * MS);
         meter.is_slow(start + *ms * MS)
     });
     assert_eq!(slow, Some(51));
@@ -88,7 +88,7 @@ fn no_sender_waits_for_a_destination_that_is_too_slow() {
     // Again, for as long as a pause lasts.
     let from = start + 2000 * MS;
     let slow = (0..200).find(|ms| {
-        meter.paused(100 + ms / 45, from + *ms * MS);
+        meter.record_pause(100 + ms / 45, from + *ms * MS);
         meter.is_slow(from + *ms * MS)
     });
     assert_eq!(slow, Some(51));
@@ -99,11 +99,11 @@ fn senders_wait_for_a_destination_that_is_slower_or_lost_its_cpu() {
     let meter = PauseMeter::default();
     for ms in 0..5000 {
         // A burst of frames every 40 ms.
-        meter.paused(ms / 40 * 32, after(ms * MS));
+        meter.record_pause(ms / 40 * 32, after(ms * MS));
         assert!(!meter.is_slow(after(ms * MS)), "{ms}");
     }
     // No pause for a while: that time does not count against it.
-    meter.paused(10_000, after(9000 * MS));
-    meter.paused(10_000, after(9049 * MS));
+    meter.record_pause(10_000, after(9000 * MS));
+    meter.record_pause(10_000, after(9049 * MS));
     assert!(!meter.is_slow(after(9049 * MS)));
 }

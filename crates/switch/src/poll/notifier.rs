@@ -97,7 +97,7 @@ impl Notifier {
     }
 
     /// Records a publication of `frames` at `now`.
-    pub fn published(&mut self, frames: usize, now: Instant) -> Notify {
+    pub fn record_published(&mut self, frames: usize, now: Instant) -> Notify {
         if self.pending == 0 {
             self.since = now;
         }

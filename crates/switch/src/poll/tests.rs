@@ -158,30 +158,34 @@ fn notifier_notifies_at_once_or_after_its_policys_delay() {
         assert_eq!(Notifier::new(policy).record_published(1, at(5)), Notify::Now);
     }
     let mut n = Notifier::new(Policy::Coalesce { usecs: 10, frames: 4 });
-    assert_eq!(n.published(1, at(1_000)), Notify::At(at(11_000)));
-    assert_eq!(n.published(2, at(5_000)), Notify::Later);
-    assert_eq!(n.published(1, at(6_000)), Notify::Now);
-    assert_eq!(n.published(1, at(7_000)), Notify::Later, "the returned time is not reached yet");
+    assert_eq!(n.record_published(1, at(1_000)), Notify::At(at(11_000)));
+    assert_eq!(n.record_published(2, at(5_000)), Notify::Later);
+    assert_eq!(n.record_published(1, at(6_000)), Notify::Now);
+    assert_eq!(
+        n.record_published(1, at(7_000)),
+        Notify::Later,
+        "the returned time is not reached yet"
+    );
     assert_eq!(
         n.due(at(11_000), at(11_000)),
         Some(Notify::At(at(17_000))),
         "not before its own time"
     );
     assert_eq!(n.due(at(17_000), at(17_500)), Some(Notify::Now));
-    assert_eq!(n.published(1, at(20_000)), Notify::At(at(30_000)));
+    assert_eq!(n.record_published(1, at(20_000)), Notify::At(at(30_000)));
     n.record_notified(at(20_500));
     assert_eq!(n.due(at(30_000), at(30_000)), None, "it was notified since");
-    assert_eq!(n.published(1, at(31_000)), Notify::At(at(41_000)));
+    assert_eq!(n.record_published(1, at(31_000)), Notify::At(at(41_000)));
     assert!(n.flush());
     assert!(!n.flush());
     assert_eq!(n.due(at(41_000), at(41_000)), None);
     let mut n = Notifier::new(Policy::CoalescePending { usecs: 12 });
-    assert_eq!(n.published(1, at(0)), Notify::At(at(12_000)));
-    assert_eq!(n.published(2, at(1_000)), Notify::At(at(4_000)));
-    assert_eq!(n.published(9, at(1_500)), Notify::Now);
+    assert_eq!(n.record_published(1, at(0)), Notify::At(at(12_000)));
+    assert_eq!(n.record_published(2, at(1_000)), Notify::At(at(4_000)));
+    assert_eq!(n.record_published(9, at(1_500)), Notify::Now);
     assert_eq!(n.due(at(12_000), at(12_000)), None, "an earlier time was returned");
     let mut n = Notifier::new(Policy::Timer { hz: 1000 });
-    assert_eq!(n.published(1, at(1_500_000)), Notify::At(at(2_000_000)));
+    assert_eq!(n.record_published(1, at(1_500_000)), Notify::At(at(2_000_000)));
 }
 
 #[test]
@@ -189,7 +193,7 @@ fn adaptive_gathers_at_high_rates_only() {
     // Request and reply at the highest rate: notified at once, every time.
     let mut n = Notifier::new(Policy::ADAPTIVE);
     for turn in 1..1000 {
-        assert_eq!(n.published(1, at(turn * 8_000)), Notify::Now, "turn {turn}");
+        assert_eq!(n.record_published(1, at(turn * 8_000)), Notify::Now, "turn {turn}");
     }
     // A flood of a frame per us: one notification per 50 us, and per 64 frames.
     let mut n = Notifier::new(Policy::ADAPTIVE);
@@ -202,7 +206,7 @@ fn adaptive_gathers_at_high_rates_only() {
                 Some(Notify::Later) | None => {}
             }
         }
-        match n.published(1, now) {
+        match n.record_published(1, now) {
             Notify::Now => calls += 1,
             Notify::At(at) => due = at,
             Notify::Later => assert_ne!(due, Instant::NEVER, "a time must be set"),
@@ -210,7 +214,7 @@ fn adaptive_gathers_at_high_rates_only() {
     }
     assert!((50 + 19..=50 + 22).contains(&calls), "{calls} calls in a ms, 50 in the first window");
     // After an idle time the first is notified at once.
-    assert_eq!(n.published(1, at(3_000_000)), Notify::Now);
+    assert_eq!(n.record_published(1, at(3_000_000)), Notify::Now);
 }
 
 #[test]

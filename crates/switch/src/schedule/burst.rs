@@ -8,7 +8,7 @@ use crate::port::Ingress;
 use crate::time::Instant;
 use crate::tuning::Drain;
 
-/// What came of a burst.
+/// Result of a burst.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BurstResult {
     /// New frames that were shown.
@@ -157,7 +157,7 @@ fn forward_copies(
 }
 
 /// Asks the queue's peer to notify, and re-checks: see [`Ingress::arm`]. Where there is work, a
-/// queue that `disarms` takes it back. Returns whether there is nothing, and when there is work
+/// queue that `disarms` is disarmed again. Returns whether there is nothing, and the time of work
 /// that no kick announces.
 #[inline]
 pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<Instant>) {

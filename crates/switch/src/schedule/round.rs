@@ -16,10 +16,10 @@ pub(super) struct Round {
     alone: bool,
     /// It was granted its share of this round.
     granted: bool,
-    /// It may be served on in this round, if it has credit.
-    more: bool,
+    /// It may be served again in this round, if it has credit.
+    may_repeat: bool,
     /// It stays among the hot ones.
-    stays: bool,
+    stays_hot: bool,
     /// Some queue was served.
     served: bool,
     /// Some queue had frames.
@@ -133,18 +133,19 @@ impl<Q> Scheduler<Q> {
                     queue.share.clear_debt();
                 }
                 queue.share.grant(weight, queues);
-                (self.round.granted, self.round.more, self.round.stays) = (true, true, true);
+                (self.round.granted, self.round.may_repeat, self.round.stays_hot) =
+                    (true, true, true);
             }
             let queue = &mut self.queues[at];
             if queue.waits_slow(self.slow_from, now) {
                 queue.nap = (now, self.slow_from);
                 queue.set_state(State::Warm);
-                self.round.stays = false;
+                self.round.stays_hot = false;
             } else if self.round.gathers && queue.gather.is_early(now) {
                 self.round.gathered = true;
             } else if !queue.share.has_credit() {
                 self.round.owed = true;
-            } else if self.round.more {
+            } else if self.round.may_repeat {
                 queue.follow(self.costs, now);
                 let budget = queue.poller.budget().min(BURST_MAX);
                 let max = budget.min(queue.pace.frames());
@@ -153,7 +154,7 @@ impl<Q> Scheduler<Q> {
                 return Some((at, max));
             }
             self.round.granted = false;
-            if self.round.stays {
+            if self.round.stays_hot {
                 self.round.i += 1;
             } else {
                 self.leave(at);
@@ -168,7 +169,7 @@ impl<Q> Scheduler<Q> {
         self.round.gathered && !self.round.served
     }
 
-    /// What came of [`Effect::Serve`](super::Effect::Serve).
+    /// Records the result of [`Effect::Serve`](super::Effect::Serve).
     #[inline]
     pub fn record_burst(&mut self, took: &BurstResult) -> Then {
         assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
@@ -187,16 +188,16 @@ impl<Q> Scheduler<Q> {
         self.woken |= took.findings.wake;
         let turn = &mut self.turn;
         (turn.announced, turn.used) = (took.announced, took.used);
-        self.step = Step::Book;
+        self.step = Step::Charge;
         if took.drained || took.faulty {
-            // Not armed: no frame of its peer is waited for.
+            // Not armed: the worker waits for no frame of its peer.
             turn.action = Action::Arm;
             return Then::Over;
         }
         turn.frames = took.frames;
         queue.waits_rate = took.rate_due.is_some();
         if let Some(due) = took.rate_due {
-            // The policy has no say, and learns nothing: its peer may have more frames.
+            // The policy decides nothing, and observes nothing: its peer may have more frames.
             turn.action = Action::Until(due);
             return Then::Over;
         }
@@ -212,8 +213,8 @@ impl<Q> Scheduler<Q> {
         Then::Over
     }
 
-    /// What came of [`Then::Arm`]: whether there is `nothing` to take, and when there will be
-    /// work that no kick announces. The time that is passed next is the end of the turn.
+    /// Records the result of [`Then::Arm`]: whether there is `nothing` to take, and the time of work
+    /// that no kick announces. The time that is passed next is the end of the turn.
     #[inline]
     pub fn record_arm(&mut self, nothing: bool, due: Option<Instant>) {
         assert_eq!(self.step, Step::Arming, "an arming that was not asked for");
@@ -222,12 +223,12 @@ impl<Q> Scheduler<Q> {
             Some(at) => Action::Until(at),
             None => Action::Arm,
         };
-        self.step = Step::Book;
+        self.step = Step::Charge;
     }
 
-    /// A turn is over: books what it cost, and follows the policy.
+    /// Charges the cost of a turn that is over, and applies the policy's decision.
     #[inline]
-    pub(super) fn book(&mut self, now: Instant) {
+    pub(super) fn charge_turn(&mut self, now: Instant) {
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
         let Turn { began, frames, announced, action, used, elsewhere, .. } = self.turn;
@@ -258,17 +259,17 @@ impl<Q> Scheduler<Q> {
             queue.share.charge(took);
         }
         // Kicks and commands are polled between two bursts of a queue that is alone.
-        self.round.more = frames > 0 && !self.round.alone;
+        self.round.may_repeat = frames > 0 && !self.round.alone;
         match action {
             Action::Poll => queue.set_state(State::Hot),
             Action::Until(at) => {
                 queue.nap = (now, at);
                 queue.set_state(State::Warm);
-                (self.round.more, self.round.stays) = (false, false);
+                (self.round.may_repeat, self.round.stays_hot) = (false, false);
             }
             Action::Arm => {
                 queue.set_state(State::Cold);
-                (self.round.more, self.round.stays) = (false, false);
+                (self.round.may_repeat, self.round.stays_hot) = (false, false);
             }
         }
         self.step = Step::Pick;

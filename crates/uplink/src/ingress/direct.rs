@@ -125,7 +125,7 @@ impl TapIngress {
         }
         let mut reads = self.fd.reads();
         let mut buffers = self.buffers.iter_mut();
-        lent.hand_out(|segs, len| {
+        lent.for_each_frame(|segs, len| {
             let (slot, buffer) = buffers.next().expect("all are free, and more than a batch");
             let (hdr, rest) = buffer[start(slot, false)..][..READ_LEN].split_at_mut(VNET_LEN);
             reads.push(SegMut::of(hdr));
@@ -190,7 +190,7 @@ impl TapIngress {
             match what {
                 Rest::Nothing => {}
                 Rest::Failed => {
-                    if let Err(fault) = to.failed(i, rooms[slot]) {
+                    if let Err(fault) = to.record_failure(i, rooms[slot]) {
                         batch.fault = Err(fault);
                     }
                 }

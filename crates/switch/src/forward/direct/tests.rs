@@ -75,7 +75,7 @@ impl Direct for Receiver {
 
     fn take_back(&mut self, _: usize, _: &mut [u8]) {}
 
-    fn failed(&mut self, _: usize, _: u32) -> Result<(), Fault> {
+    fn record_failure(&mut self, _: usize, _: u32) -> Result<(), Fault> {
         Ok(())
     }
 }

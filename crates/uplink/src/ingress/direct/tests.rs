@@ -63,7 +63,7 @@ impl Direct for Receiver {
         out.copy_from_slice(&self.memory[at..at + out.len()]);
     }
 
-    fn failed(&mut self, _: usize, _: u32) -> Result<(), Fault> {
+    fn record_failure(&mut self, _: usize, _: u32) -> Result<(), Fault> {
         Err(Fault("gone".into()))
     }
 }

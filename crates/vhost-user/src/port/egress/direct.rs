@@ -156,7 +156,7 @@ impl Direct for VirtioEgress {
         self.each_seg(i, len, |seg| at += seg.as_seg().read(&mut out[at..]));
     }
 
-    fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault> {
+    fn record_failure(&mut self, i: usize, len: u32) -> Result<(), Fault> {
         self.stats.drops_bad_addr.add(1);
         // The kernel failed on lost memory without SIGBUS; our own access marks the mapping lost.
         self.each_seg(i, len, |mut seg| {

@@ -12,7 +12,7 @@ fn fill(rx: &mut Rx, frames: usize, len: u32, bytes: impl Fn(usize) -> Vec<u8>) 
     let Some(direct) = rx.egress.direct() else { return Vec::new() };
     direct.lend(frames, len, &mut lent);
     let mut i = 0;
-    lent.hand_out(|segs, _| {
+    lent.for_each_frame(|segs, _| {
         let bytes = bytes(i);
         let mut rest = &bytes[..];
         segs.for_each(|mut seg: SegMut<'_>| {
@@ -151,9 +151,9 @@ fn memory_truncated_under_lent_buffers_costs_the_frame_and_the_port() {
     rx.post_at(vec![Buf { addr: EDGE, len: 9000, write: true }]);
     assert_eq!(fill(&mut rx, 1, 1500, |_| frame(60, 1)), [8988]);
     let direct = rx.egress.direct().unwrap();
-    assert_eq!(direct.failed(0, 8988), Ok(()), "the memory is not lost");
+    assert_eq!(direct.record_failure(0, 8988), Ok(()), "the memory is not lost");
     rx.guest.files[1].set_len(0).unwrap();
     let direct = rx.egress.direct().unwrap();
-    assert_eq!(direct.failed(0, 8988), Err(Fault(LOST.into())));
+    assert_eq!(direct.record_failure(0, 8988), Err(Fault(LOST.into())));
     assert_eq!(rx.stats.drops_bad_addr.get(), 2);
 }
