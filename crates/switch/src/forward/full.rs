@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::rates::{charge_out, permitted};
-use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Source};
+use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Port, Source, Table};
 use crate::frame::{BURST_MAX, Burst};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
 use crate::port::{Fault, QueueId};
@@ -84,6 +84,17 @@ impl EgressQueue {
         hold.clear(&self.stats);
         self.holding.store(0, Ordering::Relaxed);
     }
+}
+
+/// The port of a queue for which frames were held. `None`: it was removed, or is down; then frames
+/// that are held for it still are dropped: they came while it went down, or beyond its rate.
+pub(super) fn receiver(table: &Table, at: QueueId) -> Option<&Arc<Port>> {
+    let port = table.get(usize::from(at.port.0))?.as_ref()?;
+    if port.active() > at.queue {
+        return Some(port);
+    }
+    port.egress.get(usize::from(at.queue))?.drop_held();
+    None
 }
 
 /// A held frame as it is handed to another process.
@@ -332,9 +343,9 @@ impl Forwarder {
         !self.blocked.is_empty()
     }
 
-    /// Whether this worker waits for a queue to have room, or for its port's rate.
+    /// Whether this worker waits for a queue.
     pub fn is_blocked_by(&self, at: QueueId) -> bool {
-        self.blocked.contains_key(&at) || self.paced.has(at)
+        self.blocked.contains_key(&at)
     }
 
     /// Whether `from` may take frames again: one of its destinations has signalled room, or it
@@ -374,8 +385,7 @@ impl Forwarder {
         self.measure_held(|this| {
             for at in due {
                 this.blocked.remove(&at);
-                let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
-                let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+                let Some(port) = receiver(&table, at) else { continue };
                 let mut to = port.lock(at.queue);
                 let egress = to.egress;
                 if egress.is_holding() && !this.send_held(&mut to, now) && !this.pace(&to, now) {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::full::receiver;
 use super::{EgressQueue, Forwarder, LockedQueue, Port, Source};
 use crate::account::{Limiter, RateLimits};
 use crate::frame::Burst;
@@ -113,11 +114,6 @@ impl Paced {
         self.0.iter().map(|(at, ..)| *at).min()
     }
 
-    /// Whether a queue is one of them.
-    pub fn has(&self, queue: QueueId) -> bool {
-        self.0.iter().any(|(_, other)| *other == queue)
-    }
-
     fn set(&mut self, queue: QueueId, at: Instant) {
         self.0.retain(|(_, other)| *other != queue);
         self.0.push((at, queue));
@@ -125,6 +121,11 @@ impl Paced {
 }
 
 impl Forwarder {
+    /// Time at which this worker delivers frames held for a queue because of its port's rate.
+    pub fn rate_wait(&self, at: QueueId) -> Option<Instant> {
+        self.paced.0.iter().find(|(_, queue)| *queue == at).map(|(at, _)| *at)
+    }
+
     /// If the rate to a port permits no frame now, has this worker deliver those held for one of
     /// its queues when it does. Returns whether it is so.
     #[cold]
@@ -143,8 +144,7 @@ impl Forwarder {
         let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
         self.measure_held(|this| {
             for (_, at) in due {
-                let port = table.get(usize::from(at.port.0)).and_then(Option::as_ref);
-                let Some(port) = port.filter(|port| port.active() > at.queue) else { continue };
+                let Some(port) = receiver(&table, at) else { continue };
                 let mut to = port.lock(at.queue);
                 let egress = to.egress;
                 let is_free = !egress.is_holding() || this.send_held(&mut to, now);

@@ -62,6 +62,26 @@ fn frames_beyond_the_rate_of_their_receiver_are_held_in_order_and_dropped_beyond
     }
 }
 
+/// The seeds found that they were held until its guest came back.
+#[test]
+fn frames_beyond_the_rate_of_a_port_that_is_down_are_dropped() {
+    let mut rig = Rig::new(Mode::Cross, 2, 1);
+    set(&rig, 1, frames(10, 2));
+    rig.send(0, &numbered(mac(2), 0..5));
+    assert_eq!((rig.got(1).len(), rig.held(1)), (2, 3));
+    let port = Arc::clone(rig.table[1].as_ref().unwrap());
+    port.set_active(0);
+    assert_eq!((rig.held(1), rig.egress(1).stats.drops_held_down.get()), (0, 3));
+    // A burst that found the port up puts its frames now.
+    port.set_active(1);
+    rig.send(0, &numbered(mac(2), 5..7));
+    port.active.store(0, Ordering::Release);
+    assert_eq!(rig.held(1), 2);
+    assert!(rig.nap());
+    assert_eq!((rig.held(1), rig.egress(1).stats.drops_held_down.get()), (0, 5));
+    assert!(!rig.nap(), "nobody waits for it");
+}
+
 /// A sender with a window: each frame delivered lets it send another. Dropping what is beyond the
 /// rate would leave it idle.
 #[test]
