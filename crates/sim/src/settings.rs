@@ -30,6 +30,8 @@ pub(crate) struct Operators {
     balanced: bool,
     /// Some guests keep sending frames that are expensive to forward.
     flooded: bool,
+    /// The frames of one guest are so expensive to forward that its queues are watched.
+    expensive: bool,
 }
 
 impl Operators {
@@ -41,6 +43,7 @@ impl Operators {
             event_only: false,
             balanced,
             flooded: balanced && random.one_in(5),
+            expensive: random.one_in(8),
         }
     }
 
@@ -57,9 +60,13 @@ impl Operators {
         self.flooded
     }
 
+    pub fn is_expensive(self) -> bool {
+        self.expensive
+    }
+
     /// Settings of a long run with little traffic.
     pub fn event_only(self) -> Self {
-        Self { event_only: true, flooded: false, ..self }
+        Self { event_only: true, flooded: false, expensive: false, ..self }
     }
 
     /// A random delay in us.

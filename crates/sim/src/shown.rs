@@ -1,6 +1,6 @@
 //! Records each burst of an ingress queue in the ledger.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use switch::direct::Direct;
 use switch::frame::Burst;
@@ -17,7 +17,7 @@ pub(crate) struct Shown<'a> {
     ledger: &'a mut Ledger,
     now: Instant,
     /// Number of frames shown or read directly.
-    frames: &'a Cell<u64>,
+    frames: &'a AtomicU64,
 }
 
 /// Wraps a queue for one burst, at `now`. Adds the frames shown to `frames`.
@@ -26,7 +26,7 @@ pub(crate) fn shown<'a>(
     name: Name,
     ledger: &'a mut Ledger,
     now: Instant,
-    frames: &'a Cell<u64>,
+    frames: &'a AtomicU64,
 ) -> Around<&'a mut dyn Ingress, Shown<'a>> {
     Around { queue, hooks: Shown { name, ledger, now, frames } }
 }
@@ -43,7 +43,7 @@ impl Hooks for Shown<'_> {
         let Self { name: (port, index), ledger, now: at, frames } = self;
         queue.burst(max, now, burst, &mut |burst| {
             ledger.sync_before(*at);
-            frames.set(frames.get() + burst.frames.len() as u64);
+            frames.fetch_add(burst.frames.len() as u64, Ordering::Relaxed);
             let shown = ledger.begin_burst(*port, *index, burst);
             forward(burst);
             ledger.end_burst(&shown, *at);
@@ -60,7 +60,7 @@ impl Hooks for Shown<'_> {
         let before = self.ledger.begin_direct();
         let done = queue.read_into(max, to);
         let direct = self.ledger.end_direct(self.name, &before, self.now);
-        self.frames.set(self.frames.get() + direct);
+        self.frames.fetch_add(direct, Ordering::Relaxed);
         done
     }
 }

@@ -113,14 +113,13 @@ impl Switching {
 
     /// Has each queue served or watched by a worker.
     fn serve_all(&mut self, operators: Operators, random: &mut Random) {
-        // At most one, so that no worker is busy for long: its bursts become watched.
-        let expensive = random.one_in(6).then(|| random.index(self.ports.len()));
+        let expensive = operators.is_expensive().then(|| random.index(self.ports.len()));
         for port in 0..self.ports.len() {
             let weight = weight(random);
             // Frames of some guests are expensive to forward.
             let frame = Ns::new(match operators.is_flooded() {
                 true => random.within(3000..7000),
-                false if expensive == Some(port) => random.within(4000..8000),
+                false if expensive == Some(port) => random.within(15_000..30_000),
                 false if random.one_in(4) => random.within(0..500),
                 false => 20,
             });
@@ -403,12 +402,6 @@ impl Switching {
 
     pub fn rules(&self, port: usize) -> &PortRules {
         self.rules.of(port)
-    }
-
-    /// Whether a port's rate permits no frame to its guest now.
-    pub fn waits_for_rate(&self, port: usize, now: Instant) -> bool {
-        let port = self.table[port].as_ref().expect("ports stay");
-        port.account.rate_out.due(now).is_some()
     }
 
     /// Has a guest's address announced; returns the worker to wake.

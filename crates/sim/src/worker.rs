@@ -4,8 +4,8 @@
 //! the program's worker does; others act between two steps. Most [`Mistake`]s are effects dropped
 //! or altered here.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use switch::fair::Usage;
@@ -305,9 +305,14 @@ impl Worker {
         self.scheduler.wakes() & 1 << other != 0
     }
 
-    /// Whether it retries queue `queue` of `port`, for which it holds frames or paused queues.
-    pub fn waits_for(&self, port: usize, queue: usize) -> bool {
+    /// Whether it retries a queue, for which it holds frames or paused queues.
+    pub fn waits_for(&self, (port, queue): Name) -> bool {
         self.forwarder.is_blocked_by(QueueId { port: PortId(port as u16), queue: queue as u16 })
+    }
+
+    /// Time at which it delivers frames that the rate of a queue's port delays.
+    pub fn rate_wait(&self, (port, queue): Name) -> Option<Instant> {
+        self.forwarder.rate_wait(QueueId { port: PortId(port as u16), queue: queue as u16 })
     }
 
     /// Whether it has a command to poll a queue.
@@ -578,23 +583,23 @@ impl Worker {
             ledger.begin_announcement(name);
         }
         let mut ingress = lock(&of.ingress);
-        let (time, shown_frames) = (self.time, Cell::new(0));
+        let (time, shown_frames) = (self.time, AtomicU64::new(0));
         let mut shown = shown(&mut *ingress, name, ledger, now, &shown_frames);
         // Frames take CPU time, and no page is absent.
         let usage = || {
-            let at = Ns::new(time.ns()) + of.frame * shown_frames.get();
+            let at = Ns::new(time.ns()) + of.frame * shown_frames.load(Ordering::Relaxed);
             Usage { now: at, cpu: at, ..Usage::default() }
         };
         let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, time, usage);
-        let shown_frames = shown_frames.get();
+        let shown_frames = shown_frames.into_inner();
         self.extra += of.frame * shown_frames;
         let is_due = ingress.due().is_some_and(|at| is_soon(at, now)) || took.rate_due.is_some();
         drop(ingress);
         ledger.sync_before(now);
         self.seen.rate_dues += u64::from(took.rate_due.is_some());
-        self.seen.rate_cuts += u64::from(took.rate_cut);
+        self.seen.rate_cuts += u64::from(took.rate_cut && took.frames > 0);
         self.seen.announcements += u64::from(took.announced);
         self.seen.watched += u64::from(took.used.is_some());
         notes.empty_polls = if took.frames > 0 || is_due { 0 } else { notes.empty_polls + 1 };

@@ -48,7 +48,7 @@ const DELAYS_MAX: u64 = 200;
 /// Longest time in which a worker may be busy with other work; the second one where frames are
 /// expensive to forward.
 const BUSY: Ns = Ns::from_ms(3);
-const BUSY_FLOODED: Ns = Ns::from_ms(20);
+const BUSY_EXPENSIVE: Ns = Ns::from_ms(20);
 /// Most events of a run.
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -258,7 +258,8 @@ impl World {
     }
 
     fn busy(&self) -> Ns {
-        if self.operators.is_flooded() { BUSY_FLOODED } else { BUSY }
+        let Self { operators, .. } = self;
+        if operators.is_flooded() || operators.is_expensive() { BUSY_EXPENSIVE } else { BUSY }
     }
 
     /// Latency of a kick, call or notification.

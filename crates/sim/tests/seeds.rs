@@ -112,7 +112,6 @@ fn every_seed_is_safe_and_drains() {
     let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
     for (what, n) in done.into_iter().chain([
         ("moves by load", sum.by_load),
-        ("moves to level shares", sum.levelled),
         ("queues stopped while they moved", sum.refused),
         ("changes of the placement", sum.placements),
         ("restarts of queues", sum.restarts),
@@ -167,7 +166,7 @@ fn assert_found(mistake: Mistake, is: fn(&Finding) -> bool) {
 /// Defines a canary, a test that asserts that the seeds find a mistake, for each of the lines. A
 /// mistake without one does not compile.
 macro_rules! canaries {
-    ($($name:ident: $mistake:ident is found as $finding:pat;)*) => {
+    ($($name:ident: $mistake:ident is found as $finding:pat,)*) => {
         $(
             #[test]
             fn $name() {
@@ -182,52 +181,52 @@ macro_rules! canaries {
 }
 
 canaries! {
-    canary_arm_without_recheck_is_found: NeverRechecks is found as Finding::LostWakeup(_);
-    canary_sleep_without_arming_is_found: NeverArms is found as Finding::LostWakeup(_);
-    canary_room_without_recheck_is_found: NeverRechecksRoom is found as Finding::LostWakeup(_);
+    canary_arm_without_recheck_is_found: NeverRechecks is found as Finding::LostWakeup(_),
+    canary_sleep_without_arming_is_found: NeverArms is found as Finding::LostWakeup(_),
+    canary_room_without_recheck_is_found: NeverRechecksRoom is found as Finding::LostWakeup(_),
     canary_busy_worker_without_retries_is_found:
-        BusyForgetsHeld is found as Finding::Hang(_) | Finding::Late(_);
-    canary_omitted_calls_are_found: ForgetsCalls is found as Finding::Hang(_);
-    canary_reordering_is_found: Reorders is found as Finding::Reordered(_);
-    canary_uncounted_drops_are_found: DropsUncounted is found as Finding::Lost(_);
-    canary_duplicates_are_found: Duplicates is found as Finding::Lost(_);
-    canary_wrong_bytes_are_found: Corrupts is found as Finding::Corrupt(_);
-    canary_wrong_ports_are_found: Misdelivers is found as Finding::Misdelivered(_);
-    canary_stop_of_the_wrong_port_is_found: BlamesSender is found as Finding::Blamed(_);
-    canary_never_sleeping_is_found: NeverSleeps is found as Finding::Spins(_);
+        BusyForgetsHeld is found as Finding::Hang(_) | Finding::Late(_),
+    canary_omitted_calls_are_found: ForgetsCalls is found as Finding::Hang(_),
+    canary_reordering_is_found: Reorders is found as Finding::Reordered(_),
+    canary_uncounted_drops_are_found: DropsUncounted is found as Finding::Lost(_),
+    canary_duplicates_are_found: Duplicates is found as Finding::Lost(_),
+    canary_wrong_bytes_are_found: Corrupts is found as Finding::Corrupt(_),
+    canary_wrong_ports_are_found: Misdelivers is found as Finding::Misdelivered(_),
+    canary_stop_of_the_wrong_port_is_found: BlamesSender is found as Finding::Blamed(_),
+    canary_never_sleeping_is_found: NeverSleeps is found as Finding::Spins(_),
     canary_sleep_sometimes_without_nap_timer_is_found:
-        NapsForever is found as Finding::PollMissed(_);
-    canary_sleep_without_nap_timer_is_found: ForgetsNaps is found as Finding::PollMissed(_);
-    canary_omitted_delayed_calls_are_found: ForgetsLateCalls is found as Finding::CallMissed(_);
-    canary_moved_queue_not_polled_is_found: AdoptsCold is found as Finding::LostWakeup(_);
+        NapsForever is found as Finding::PollMissed(_),
+    canary_sleep_without_nap_timer_is_found: ForgetsNaps is found as Finding::PollMissed(_),
+    canary_omitted_delayed_calls_are_found: ForgetsLateCalls is found as Finding::CallMissed(_),
+    canary_moved_queue_not_polled_is_found: AdoptsCold is found as Finding::LostWakeup(_),
     canary_moved_queue_with_kicks_to_old_worker_is_found:
-        ForgetsOwner is found as Finding::LostWakeup(_);
-    canary_queues_lost_in_a_move_are_found: LosesQueues is found as Finding::Ownership(_);
-    canary_stopped_queue_handed_over_is_found: HandsOverStopped is found as Finding::Ownership(_);
-    canary_forgiven_debt_is_found: IgnoresDebt is found as Finding::Unfair(_);
+        ForgetsOwner is found as Finding::LostWakeup(_),
+    canary_queues_lost_in_a_move_are_found: LosesQueues is found as Finding::Ownership(_),
+    canary_stopped_queue_handed_over_is_found: HandsOverStopped is found as Finding::Ownership(_),
+    canary_forgiven_debt_is_found: IgnoresDebt is found as Finding::Unfair(_),
     canary_rate_that_is_due_later_ignored_is_found:
-        IgnoresRateDue is found as Finding::Spins(_) | Finding::LostWakeup(_);
-    canary_rules_not_applied_are_found: IgnoresRules is found as Finding::Misdelivered(_);
+        IgnoresRateDue is found as Finding::Spins(_) | Finding::LostWakeup(_),
+    canary_rules_not_applied_are_found: IgnoresRules is found as Finding::Misdelivered(_),
     canary_destinations_retried_only_when_notified_are_found:
-        NeverRetries is found as Finding::Late(_) | Finding::Hang(_);
-    canary_paused_queues_not_resumed_are_found: ForgetsPaused is found as Finding::LostWakeup(_);
+        NeverRetries is found as Finding::Late(_) | Finding::Hang(_),
+    canary_paused_queues_not_resumed_are_found: ForgetsPaused is found as Finding::LostWakeup(_),
     canary_retry_only_after_a_timeout_is_found:
-        RetriesAfterTimeoutOnly is found as Finding::Late(_);
+        RetriesAfterTimeoutOnly is found as Finding::Late(_),
     canary_tap_armed_after_a_short_read_without_recheck_is_found:
-        TapNeverRechecks is found as Finding::LostWakeup(_);
-    canary_wait_for_a_full_tap_to_notify_is_found: TapAwaitsRoom is found as Finding::LostWakeup(_);
-    canary_direct_reads_not_published_are_found: ForgetsDirectFlush is found as Finding::Hang(_);
-    canary_driver_sleep_without_arming_is_found: DriverNeverArms is found as Finding::CallMissed(_);
-    canary_tx_ring_without_req_event_is_found: XenNeverArms is found as Finding::LostWakeup(_);
-    canary_tx_ring_without_recheck_is_found: XenNeverRechecks is found as Finding::LostWakeup(_);
+        TapNeverRechecks is found as Finding::LostWakeup(_),
+    canary_wait_for_a_full_tap_to_notify_is_found: TapAwaitsRoom is found as Finding::LostWakeup(_),
+    canary_direct_reads_not_published_are_found: ForgetsDirectFlush is found as Finding::Hang(_),
+    canary_driver_sleep_without_arming_is_found: DriverNeverArms is found as Finding::CallMissed(_),
+    canary_tx_ring_without_req_event_is_found: XenNeverArms is found as Finding::LostWakeup(_),
+    canary_tx_ring_without_recheck_is_found: XenNeverRechecks is found as Finding::LostWakeup(_),
     canary_full_rx_ring_without_recheck_is_found:
-        XenNeverRechecksRoom is found as Finding::LostWakeup(_);
-    canary_events_never_acknowledged_are_found: XenNeverAcks is found as Finding::LostWakeup(_);
-    canary_events_not_sent_are_found: XenDropsEvents is found as Finding::CallMissed(_);
+        XenNeverRechecksRoom is found as Finding::LostWakeup(_),
+    canary_events_never_acknowledged_are_found: XenNeverAcks is found as Finding::LostWakeup(_),
+    canary_events_not_sent_are_found: XenDropsEvents is found as Finding::CallMissed(_),
     canary_page_used_after_its_response_is_found:
-        XenUsesAfterResponse is found as Finding::Corrupt(_);
+        XenUsesAfterResponse is found as Finding::Corrupt(_),
     canary_front_half_sleep_without_rsp_event_is_found:
-        XenForgetsRspEvent is found as Finding::CallMissed(_);
+        XenForgetsRspEvent is found as Finding::CallMissed(_),
     canary_overloaded_worker_that_keeps_its_queues_is_found:
-        NeverBalances is found as Finding::Unbalanced(_);
+        NeverBalances is found as Finding::Unbalanced(_),
 }

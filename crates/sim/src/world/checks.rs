@@ -12,7 +12,7 @@ use crate::finding::Finding;
 use crate::guest::Ring;
 use crate::rules::is_on;
 use crate::settings::delay_max;
-use crate::worker::{Queue, Worker};
+use crate::worker::{Name, Queue, Worker};
 
 impl World {
     /// Checks that pages of honest guests were accessed only while granted.
@@ -81,8 +81,8 @@ impl World {
     /// Checks that a sleeping worker could not deliver held frames.
     pub(super) fn check_held(&self, worker: &Worker) -> Result<(), Finding> {
         for (to, queue) in self.queues() {
-            if worker.waits_for(to, queue)
-                && !self.switch.waits_for_rate(to, self.now)
+            if worker.waits_for((to, queue))
+                && !self.waits_for_rate((to, queue))
                 && let Some(len) = self.switch.held_len(to, queue)
                 && self.has_room(to, queue, len.into())
             {
@@ -93,12 +93,20 @@ impl World {
         Ok(())
     }
 
+    /// Whether a worker has a time at which it delivers the frames held for a queue because of its
+    /// port's rate, and did not miss it.
+    fn waits_for_rate(&self, name: Name) -> bool {
+        let mut times = self.switch.workers.iter().filter_map(|worker| worker.rate_wait(name));
+        times.any(|at| self.now <= at + self.busy())
+    }
+
     /// Checks that some worker retries each destination with held frames.
     pub(super) fn check_retries(&self) -> Result<(), Finding> {
         for (to, queue) in self.queues() {
             let egress = self.switch.ledger.egress_book(to, queue);
             if egress.oldest_wait(self.now).is_some()
-                && !self.switch.workers.iter().any(|worker| worker.waits_for(to, queue))
+                && !self.switch.workers.iter().any(|worker| worker.waits_for((to, queue)))
+                && !self.waits_for_rate((to, queue))
             {
                 let what = format!("a frame is held for queue {queue} of {to}, and not retried");
                 return Err(Finding::LostWakeup(what));

@@ -125,7 +125,7 @@ impl Xen {
         queue.tx_flight.insert(id, Sent { page, gref, frame });
         queue.awaited.insert(frame, 1);
         queue.frames += 1;
-        if !self.careful && random.one_in(8) {
+        if !self.careful && random.one_in(5) {
             // Announces another request, or an extra info, that does not follow.
             let flags = [tx_flag::MORE_DATA, tx_flag::EXTRA_INFO][random.index(2)];
             let word = SLOTS_AT + TX_SLOT_LEN * at + 4;
