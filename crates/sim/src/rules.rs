@@ -8,7 +8,6 @@ use switch::time::Ns;
 use switch::vnet::VnetHdr;
 
 use crate::frame::mac;
-use crate::guest::Guest;
 use crate::random::Random;
 
 /// Longest wait for a rate: a burst of the longest frames, after one of the shortest, at the lowest
@@ -38,13 +37,13 @@ impl AllRules {
         Self(vec![PortRules::default(); ports])
     }
 
-    /// In some runs all hostile guests are locked to their addresses, and some ports are isolated;
-    /// in some, the rates of ports are limited.
-    pub fn new(guests: &[Guest], random: &mut Random) -> Self {
+    /// For guests of which some are `honest`. In some runs all others are locked to their addresses,
+    /// and some ports are isolated; in some, the rates of ports are limited.
+    pub fn new(honest: &[bool], random: &mut Random) -> Self {
         let (has_rules, has_rates) = (random.one_in(4), random.one_in(5));
-        let rules = |(i, guest): (usize, &Guest)| {
+        let rules = |(i, is_honest): (usize, &bool)| {
             let mut rules = PortRules::default();
-            if has_rules && (!guest.is_honest() || random.one_in(2)) {
+            if has_rules && (!is_honest || random.one_in(2)) {
                 rules.security = Some(Security::new(&[mac(i)], &[], false, false));
             }
             rules.isolated = has_rules && random.one_in(3);
@@ -53,7 +52,7 @@ impl AllRules {
             }
             rules
         };
-        Self(guests.iter().enumerate().map(rules).collect())
+        Self(honest.iter().enumerate().map(rules).collect())
     }
 
     /// As workers get them; `None`: no port has any.

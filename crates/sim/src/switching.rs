@@ -438,7 +438,8 @@ impl Switching {
 }
 
 /// Token of an egress queue.
-fn watched_token((port, queue): Name) -> u64 {
+fn watched_token(name: Name) -> u64 {
+    let (port, queue) = name;
     schedule::token(PortId(port as u16), queue as u16, true)
 }
 

@@ -37,8 +37,13 @@ const RETRY_TAKES: Ns = Ns::new(400);
 pub(crate) type Name = (usize, usize);
 
 /// Token of a queue for the scheduler.
-pub(crate) fn token((port, queue): Name) -> u64 {
-    schedule::token(PortId(port as u16), queue as u16, false)
+pub(crate) fn token(name: Name) -> u64 {
+    let QueueId { port, queue } = queue_id(name);
+    schedule::token(port, queue, false)
+}
+
+fn queue_id(name: Name) -> QueueId {
+    QueueId { port: PortId(name.0 as u16), queue: name.1 as u16 }
 }
 
 /// Queue of a token.
@@ -306,13 +311,13 @@ impl Worker {
     }
 
     /// Whether it retries a queue, for which it holds frames or paused queues.
-    pub fn waits_for(&self, (port, queue): Name) -> bool {
-        self.forwarder.is_blocked_by(QueueId { port: PortId(port as u16), queue: queue as u16 })
+    pub fn waits_for(&self, name: Name) -> bool {
+        self.forwarder.is_blocked_by(queue_id(name))
     }
 
     /// Time at which it delivers frames that the rate of a queue's port delays.
-    pub fn rate_wait(&self, (port, queue): Name) -> Option<Instant> {
-        self.forwarder.rate_wait(QueueId { port: PortId(port as u16), queue: queue as u16 })
+    pub fn rate_wait(&self, name: Name) -> Option<Instant> {
+        self.forwarder.rate_wait(queue_id(name))
     }
 
     /// Whether it has a command to poll a queue.

@@ -210,7 +210,10 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     }
     let rules = match stalling.is_some() || operators.is_flooded() {
         true => AllRules::none(count),
-        false => AllRules::new(&guests, &mut random),
+        false => {
+            let honest: Vec<bool> = guests.iter().map(Guest::is_honest).collect();
+            AllRules::new(&honest, &mut random)
+        }
     };
     let is_locked = |i: usize| guests[i].is_honest() || rules.of(i).is_locked();
     let is_spoofed = mode == Mode::Switch && !is_static && !(0..count).all(is_locked);

@@ -77,7 +77,7 @@ impl Placement {
 pub struct Home {
     /// The worker; of a queue in flight, the one that gave it away.
     pub worker: usize,
-    /// Number of its [`Homes::place`], which tells it from an earlier queue of the same token.
+    /// Number of its [`Homes::place`]: an earlier queue of the same token has another one.
     pub generation: u64,
     /// The worker that the placement chose for it.
     chosen: usize,
@@ -159,7 +159,7 @@ impl Homes {
     }
 
     /// Removes a queue; returns the worker that is to drop it. If the queue is in flight, that one
-    /// finds nothing, and hands over in vain.
+    /// has nothing to drop, and its [`hand_over`](Self::hand_over) is refused.
     pub fn remove(&mut self, token: u64) -> Option<usize> {
         self.homes.remove(&token).map(|home| home.worker)
     }

@@ -213,8 +213,8 @@ impl<Q> Scheduler<Q> {
         Then::Over
     }
 
-    /// Records the result of [`Then::Arm`]: whether there is `nothing` to take, and the time of work
-    /// that no kick announces. The time that is passed next is the end of the turn.
+    /// Records the result of [`Then::Arm`]: whether there is `nothing` to take, and the time of
+    /// work that no kick announces. The time that is passed next is the end of the turn.
     #[inline]
     pub fn record_arm(&mut self, nothing: bool, due: Option<Instant>) {
         assert_eq!(self.step, Step::Arming, "an arming that was not asked for");
