@@ -37,8 +37,8 @@ impl AllRules {
         Self(vec![PortRules::default(); ports])
     }
 
-    /// For guests of which some are `honest`. In some runs all others are locked to their addresses,
-    /// and some ports are isolated; in some, the rates of ports are limited.
+    /// For guests of which some are `honest`. In some runs all others are locked to their
+    /// addresses, and some ports are isolated; in some, the rates of ports are limited.
     pub fn new(honest: &[bool], random: &mut Random) -> Self {
         let (has_rules, has_rates) = (random.one_in(4), random.one_in(5));
         let rules = |(i, is_honest): (usize, &bool)| {
