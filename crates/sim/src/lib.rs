@@ -59,4 +59,5 @@ mod world;
 
 pub use finding::Finding;
 pub use flawed::Mistake;
+pub use worker::Seen;
 pub use world::{Report, run};

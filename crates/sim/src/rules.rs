@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use switch::account::{Limit, RateLimits};
+use switch::frame::HEAD_LEN;
 use switch::tenant::{Rules, Security, Tenants, Vlan};
 use switch::time::Ns;
 use switch::vnet::VnetHdr;
@@ -13,8 +14,6 @@ use crate::random::Random;
 /// Longest wait for a rate: a burst of the longest frames, after one of the shortest, at the lowest
 /// rate in bits.
 pub(crate) const RATE_WAIT: Ns = Ns::from_ms(25);
-/// Bytes of a frame that the switch checks.
-const HEAD_LEN: usize = 128;
 
 /// Rules and rates of one port.
 #[derive(Clone, Debug, Default)]

@@ -89,18 +89,8 @@ pub struct Report {
     pub drains: u64,
     /// Receivers reported as stalled.
     pub stalled: u64,
-    /// Armed queues that were due at a time.
-    pub dues: u64,
-    /// Bursts that ended at a port's rate.
-    pub rate_dues: u64,
-    /// Those that it kept short.
-    pub rate_cuts: u64,
-    /// Deliveries of held frames that a port's rate permitted by then.
-    pub rate_deliveries: u64,
-    /// Announced addresses.
-    pub announcements: u64,
-    /// Bursts of watched queues.
-    pub watched: u64,
+    /// Results of bursts and armings.
+    pub seen: Seen,
     /// Events processed.
     pub events: u64,
 }
@@ -667,14 +657,7 @@ impl World {
         self.report.refused = self.switch.refused;
         self.report.by_load = self.switch.workers.iter().map(|w| w.by_load).sum();
         for worker in &self.switch.workers {
-            let Seen { dues, rate_dues, rate_cuts, rate_deliveries, announcements, watched } =
-                worker.seen;
-            self.report.dues += dues;
-            self.report.rate_dues += rate_dues;
-            self.report.rate_cuts += rate_cuts;
-            self.report.rate_deliveries += rate_deliveries;
-            self.report.announcements += announcements;
-            self.report.watched += watched;
+            self.report.seen += worker.seen;
         }
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {

@@ -35,12 +35,7 @@ fn add(sum: &mut Report, report: Report) {
     sum.tunes += report.tunes;
     sum.drains += report.drains;
     sum.stalled += report.stalled;
-    sum.dues += report.dues;
-    sum.rate_dues += report.rate_dues;
-    sum.rate_cuts += report.rate_cuts;
-    sum.rate_deliveries += report.rate_deliveries;
-    sum.announcements += report.announcements;
-    sum.watched += report.watched;
+    sum.seen += report.seen;
     sum.events += report.events;
     for (why, n) in report.faults {
         *sum.faults.entry(why).or_default() += n;
@@ -118,12 +113,12 @@ fn every_seed_is_safe_and_drains() {
         ("settings changed", sum.tunes),
         ("drains", sum.drains),
         ("stalled", sum.stalled),
-        ("armed queues that were due", sum.dues),
-        ("bursts that ended at a rate", sum.rate_dues),
-        ("bursts that a rate kept short", sum.rate_cuts),
-        ("held frames that a rate permitted", sum.rate_deliveries),
-        ("announcements", sum.announcements),
-        ("bursts of watched queues", sum.watched),
+        ("armed queues that were due", sum.seen.dues),
+        ("bursts that ended at a rate", sum.seen.rate_dues),
+        ("bursts that a rate kept short", sum.seen.rate_cuts),
+        ("held frames that a rate permitted", sum.seen.rate_deliveries),
+        ("announcements", sum.seen.announcements),
+        ("bursts of watched queues", sum.seen.watched),
     ]) {
         assert!(n > 0, "no {what}");
     }

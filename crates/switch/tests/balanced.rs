@@ -9,7 +9,6 @@ mod random;
 #[path = "common/virtual_worker.rs"]
 mod virtual_worker;
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use switch::fair::level::Leveller;
@@ -17,7 +16,7 @@ use switch::fair::{BurstUsage, Spent};
 use switch::forward::Table;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy};
-use switch::schedule::{BurstResult, Effect, Served};
+use switch::schedule::{BurstResult, Effect, GiveAway, Homes, Placement, Served};
 use switch::time::{Instant, Ns};
 
 use random::Random;
@@ -43,6 +42,8 @@ struct Sender {
     frame: Ns,
     /// Its worker loses the CPU occasionally.
     preempted: bool,
+    /// Tells its home from earlier ones.
+    generation: u64,
     random: Random,
     kicks: Kicks,
     next: Instant,
@@ -133,8 +134,8 @@ struct Machine {
     commands: Vec<Vec<Command>>,
     /// As each worker measured it, in thousandths.
     loads: Vec<u32>,
-    /// Which worker serves a queue.
-    on: HashMap<u64, usize>,
+    /// Which worker serves each queue.
+    homes: Homes,
     /// The queues of each port.
     ports: Vec<Vec<Shared<Sender>>>,
     leveller: Leveller,
@@ -156,7 +157,7 @@ impl Machine {
             workers: (0..workers).map(worker).collect(),
             commands: (0..workers).map(|_| Vec::new()).collect(),
             loads: vec![0; workers],
-            on: HashMap::new(),
+            homes: Homes::new(workers, Placement::Balanced),
             ports: Vec::new(),
             leveller: Leveller::new(workers),
             balance: Balance::AsDecided,
@@ -181,6 +182,7 @@ impl Machine {
             load,
             frame,
             preempted: self.preempts,
+            generation: 0,
             random: Random(self.random.within(u64::MAX)),
             kicks: Kicks::default(),
             next: Instant::from_ns(first),
@@ -191,7 +193,10 @@ impl Machine {
         let served = served(port as u16, self.ports[port].len() as u16, Policy::ADAPTIVE, guest);
         served.source.tuning.set_weight(weight);
         self.ports[port].push(Rc::clone(&served.of));
-        self.on.insert(served.token, on);
+        // New queues start on worker 0.
+        let home = self.homes.place(served.token);
+        served.of.borrow_mut().generation = home.generation;
+        self.homes.hand_over(served.token, home.generation, home.worker, on);
         self.workers[on].scheduler.add(served, Instant::START);
     }
 
@@ -241,9 +246,10 @@ impl Machine {
             }
             Effect::Give { queues, to } => {
                 for served in queues {
-                    self.on.insert(served.token, to);
+                    let generation = served.of.borrow().generation;
+                    let to = self.homes.hand_over(served.token, generation, me, to);
                     self.moves += 1;
-                    self.command(to, Command::Serve(served), now);
+                    self.command(to.expect("no queue is removed"), Command::Serve(served), now);
                 }
             }
             _ => unreachable!("the worker carries out all others"),
@@ -258,9 +264,8 @@ impl Machine {
         let asleep: Vec<bool> = self.workers.iter().map(Worker::is_asleep).collect();
         let scheduler = &mut self.workers[me].scheduler;
         for (token, to) in scheduler.level(&mut self.leveller, time, |w| asleep[w]) {
-            let home = self.on[&token];
-            if home != to {
-                self.command(home, Command::GiveAway(token, to), now);
+            if let Some(GiveAway { token, from, to }) = self.homes.request_move(token, to) {
+                self.command(from, Command::GiveAway(token, to), now);
             }
         }
     }

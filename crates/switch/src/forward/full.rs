@@ -88,7 +88,7 @@ impl EgressQueue {
 
 /// The port of a queue for which frames were held. `None`: it was removed, or is down; then frames
 /// that are held for it still are dropped: they came while it went down, or beyond its rate.
-pub(super) fn receiver(table: &Table, at: QueueId) -> Option<&Arc<Port>> {
+fn receiver(table: &Table, at: QueueId) -> Option<&Arc<Port>> {
     let port = table.get(usize::from(at.port.0))?.as_ref()?;
     if port.active() > at.queue {
         return Some(port);
@@ -377,18 +377,34 @@ impl Forwarder {
         &mut self,
         all: bool,
         now: Instant,
-        mut done: impl FnMut(QueueId, &EgressQueue),
+        done: impl FnMut(QueueId, &EgressQueue),
     ) -> Findings {
-        let table = Arc::clone(&self.table);
         let news = |at: &QueueId| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
+        for at in &due {
+            self.blocked.remove(at);
+        }
+        self.deliver_held(due, now, done);
+        std::mem::take(&mut self.findings)
+    }
+
+    /// Delivers frames held for queues, as far as each has room and its port's rate permits. `done`
+    /// is called after each queue.
+    #[cold]
+    pub(super) fn deliver_held(
+        &mut self,
+        due: Vec<QueueId>,
+        now: Instant,
+        mut done: impl FnMut(QueueId, &EgressQueue),
+    ) {
+        let table = Arc::clone(&self.table);
         self.measure_held(|this| {
             for at in due {
-                this.blocked.remove(&at);
                 let Some(port) = receiver(&table, at) else { continue };
                 let mut to = port.lock(at.queue);
                 let egress = to.egress;
-                if egress.is_holding() && !this.send_held(&mut to, now) && !this.pace(&to, now) {
+                let is_free = !egress.is_holding() || this.send_held(&mut to, now);
+                if !is_free && !this.pace(&to, now) {
                     this.block(at, egress);
                 }
                 drop(to);
@@ -396,7 +412,6 @@ impl Forwarder {
             }
         });
         self.send_copies(now);
-        std::mem::take(&mut self.findings)
     }
 
     /// Arms each full destination, before sleep, to notify when it has room.

@@ -5,10 +5,8 @@
 //! delivered when there are tokens; those beyond its hold queue are dropped. Nobody waits for it:
 //! their senders are others, who may send to other ports meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::full::receiver;
 use super::{EgressQueue, Forwarder, LockedQueue, Port, Source};
 use crate::account::{Limiter, RateLimits};
 use crate::frame::Burst;
@@ -139,22 +137,9 @@ impl Forwarder {
 
     /// Delivers held frames that rates permit by now. `done` is called after each destination.
     #[cold]
-    pub(super) fn send_paced(&mut self, now: Instant, mut done: impl FnMut(QueueId, &EgressQueue)) {
-        let table = Arc::clone(&self.table);
-        let due: Vec<_> = self.paced.0.extract_if(.., |(at, ..)| *at <= now).collect();
-        self.measure_held(|this| {
-            for (_, at) in due {
-                let Some(port) = receiver(&table, at) else { continue };
-                let mut to = port.lock(at.queue);
-                let egress = to.egress;
-                let is_free = !egress.is_holding() || this.send_held(&mut to, now);
-                if !is_free && !this.pace(&to, now) {
-                    this.block(at, egress);
-                }
-                drop(to);
-                done(at, egress);
-            }
-        });
-        self.send_copies(now);
+    pub(super) fn send_paced(&mut self, now: Instant, done: impl FnMut(QueueId, &EgressQueue)) {
+        let due = self.paced.0.extract_if(.., |(at, ..)| *at <= now).map(|(_, queue)| queue);
+        let due = due.collect();
+        self.deliver_held(due, now, done);
     }
 }

@@ -18,7 +18,7 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, Mode, Source, Table};
 use switch::frame::Burst;
 use switch::poll::{Costs, Policy, State};
-use switch::schedule::{BurstResult, Effect, Scheduler, Served, Then};
+use switch::schedule::{self, BurstResult, Effect, Scheduler, Served, Then};
 use switch::stats::IngressStats;
 use switch::time::{Instant, Ns};
 use switch::tuning::Tuning;
@@ -64,7 +64,7 @@ pub trait Guest: Sized {
 }
 
 /// A queue as the scheduler has it.
-pub type Queue<G> = switch::schedule::Queue<Shared<G>>;
+pub type Queue<G> = schedule::Queue<Shared<G>>;
 /// A guest, for the scheduler and the test.
 pub type Shared<G> = Rc<RefCell<G>>;
 
@@ -77,7 +77,7 @@ pub struct Hands<'w> {
     pub time: Instant,
 }
 
-/// Kicks of a queue's guest, by the index of the frame that is worth one.
+/// Kicks of a queue's guest: one for the first frame after the worker asked for one.
 #[derive(Clone, Debug)]
 pub struct Kicks {
     armed: bool,
@@ -177,7 +177,7 @@ pub struct Worker<G> {
 pub fn served<G>(port: u16, queue: u16, policy: Policy, guest: G) -> Served<Shared<G>> {
     let (stats, tuning) = (Arc::<IngressStats>::default(), Arc::new(Tuning::new(policy)));
     let source = Source::new(PortId(port), queue, stats, tuning);
-    let token = u64::from(port) << 16 | u64::from(queue);
+    let token = schedule::token(PortId(port), queue, false);
     Served { token, source, notifies: true, of: Rc::new(RefCell::new(guest)) }
 }
 
@@ -252,7 +252,7 @@ impl<G: Guest> Worker<G> {
             Effect::NotifyDue { rests } => {
                 if self.mistake != Mistake::ForgetsLateCalls {
                     let found = self.forwarder.notify_due(self.time, rests);
-                    self.scheduler.wake(found.wake);
+                    self.scheduler.record_findings(&found);
                 }
             }
             Effect::PollKicks => {
