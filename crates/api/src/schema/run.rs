@@ -62,7 +62,10 @@ pub const TABLE: &[Entry] = &[
         "who may connect to the control socket: permissions in octal",
     ),
     Entry::new("control-group", Type::Text("GROUP"), "unchanged", "group of the control socket")
-        .more(", a name or number; its members may read: `show`, `stats`, `fdb`, `top`"),
+        .more(
+            ", a name or number; its members may read: `show`, `stats`, `why`, `fdb`, `events`, \
+             `top`",
+        ),
     Entry::new(
         "control-write",
         Type::Choice(&[
