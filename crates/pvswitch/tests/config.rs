@@ -58,6 +58,13 @@ impl World {
         let ports = show["ports"].as_array().unwrap().iter();
         let ports =
             ports.map(|port| keys.map(|key| port[key].clone()).into()).collect::<Vec<Value>>();
+        // The kernel of a TAP sends frames at any time.
+        let is_tap = |port: &&Value| port["kind"].as_str().unwrap().starts_with("tap");
+        let taps = show["ports"].as_array().unwrap().iter().filter(is_tap);
+        let taps: Vec<_> = taps.map(|port| &port["name"]).collect();
+        let fdb = self.switch.json(&["fdb"]);
+        let addresses = fdb["entries"].as_array().unwrap().iter();
+        let addresses = addresses.filter(|entry| !taps.contains(&&entry["port"])).count();
         let files = std::fs::read_dir(self.dir.path("")).unwrap();
         let mut files: Vec<_> = files.map(|f| f.unwrap().file_name()).collect();
         files.sort_unstable();
@@ -66,7 +73,7 @@ impl World {
             "switch": [show["poll"], show["call"], show["placement"], show["pid"]],
             "ports": ports,
             "save": self.save(),
-            "fdb": self.switch.json(&["fdb"])["entries"].as_array().unwrap().len(),
+            "fdb": addresses,
             "tuning": self.tuning(),
             "files": files,
         })

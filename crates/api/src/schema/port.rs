@@ -366,7 +366,13 @@ pub const TABLE: &[Entry] = &[
         .more("; further frames are held, then dropped"),
     tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
         .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
-    tenant("storm", Type::Rate, "none", "maximum that its peer floods, per second and kind").more(
+    tenant(
+        "storm",
+        Type::Rate,
+        "none",
+        "maximum rate of flooded frames from its peer, for each kind",
+    )
+    .more(
         ", like 100frames: broadcasts, multicast, and frames to unknown addresses each have this \
          limit ([storms](#storms))",
     ),

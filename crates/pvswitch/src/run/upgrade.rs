@@ -117,8 +117,8 @@ impl System {
     /// It did not start or refused; this process keeps running as before.
     pub(super) fn upgrade(&mut self, program: Option<&Path>) -> Result<Value, RunError> {
         if !self.xen.is_empty() {
-            let what = "Xen vifs cannot be handed to another process: their event channels and \
-                        grants belong to this one; restart the switch, front-ends reconnect";
+            let what = "a switch with Xen vifs cannot be upgraded: their rings are not handed to \
+                        another process; restart the switch, front-ends reconnect";
             return Err(RunError::Request(what.into()));
         }
         let program = program.unwrap_or(&self.program).to_path_buf();
