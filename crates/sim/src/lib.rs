@@ -50,6 +50,7 @@ mod paced;
 mod port;
 mod random;
 mod rules;
+mod seen;
 mod settings;
 mod shares;
 mod shown;
@@ -59,5 +60,5 @@ mod world;
 
 pub use finding::Finding;
 pub use flawed::Mistake;
-pub use worker::Seen;
+pub use seen::Seen;
 pub use world::{Report, run};

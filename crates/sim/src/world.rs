@@ -23,9 +23,10 @@ use crate::hypervisor::Hypervisor;
 use crate::ledger::Addressing;
 use crate::random::Random;
 use crate::rules::AllRules;
+use crate::seen::Seen;
 use crate::settings::Operators;
 use crate::switching::Switching;
-use crate::worker::{Name, Seen, Then, Wake};
+use crate::worker::{Name, Then, Wake};
 
 /// Time in which the applications send frames.
 const TRAFFIC: Ns = Ns::from_ms(3);

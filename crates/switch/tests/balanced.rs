@@ -42,7 +42,7 @@ struct Sender {
     frame: Ns,
     /// Its worker loses the CPU occasionally.
     preempted: bool,
-    /// Tells its home from earlier ones.
+    /// Generation of its home.
     generation: u64,
     random: Random,
     kicks: Kicks,
