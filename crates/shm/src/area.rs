@@ -201,6 +201,20 @@ mod plain {
             unsafe { at.as_ref() }.store(word.to_le(), o);
         }
 
+        /// Loads (relaxed) a word of a dirty log.
+        #[inline]
+        pub fn load_log(&self, offset: usize) -> u64 {
+            self.load_u64(offset)
+        }
+
+        /// Sets bits of a little-endian word; returns its bits before.
+        #[inline]
+        pub fn sync_or_u64(&self, offset: usize, bits: u64, order: Ordering) -> u64 {
+            let at = self.word::<u64>(offset).cast::<AtomicU64>();
+            // SAFETY: as for data words.
+            u64::from_le(unsafe { at.as_ref() }.fetch_or(bits.to_le(), order))
+        }
+
         sync_words!(sync_load, sync_store, u16, AtomicU16);
         sync_words!(sync_load_u32, sync_store_u32, u32, AtomicU32);
         sync_words!(sync_load_u8, sync_store_u8, u8, AtomicU8);
@@ -230,7 +244,7 @@ mod modelled {
     use std::sync::Mutex;
 
     use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
+    use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
     use super::{Arc, GuestMemory};
     use crate::mapping::Mapping;
@@ -246,6 +260,8 @@ mod modelled {
         sync: BTreeMap<usize, AtomicU16>,
         sync_u32: BTreeMap<usize, AtomicU32>,
         sync_u8: BTreeMap<usize, AtomicU8>,
+        /// The words of a dirty log, which is nothing else.
+        log: Vec<AtomicU64>,
         data: Mutex<Vec<u8>>,
         /// One for each two bytes of data; empty, for loom's access checks only.
         races: Vec<UnsafeCell<()>>,
@@ -326,7 +342,30 @@ mod modelled {
             let sync_u8 = u8s.iter().map(|o| (*o, AtomicU8::new(0))).collect();
             let races = (0..len.div_ceil(2)).map(|_| UnsafeCell::new(())).collect();
             let data = Mutex::new(vec![0; len]);
-            Self(Arc::new(Bank { sync, sync_u32, sync_u8, data, races }))
+            Self(Arc::new(Bank { sync, sync_u32, sync_u8, log: Vec::new(), data, races }))
+        }
+
+        /// An area of zeroed sync words of 64 bits: a dirty log.
+        pub fn modelled_log(words: usize) -> Self {
+            let log = (0..words).map(|_| AtomicU64::new(0)).collect();
+            let (sync, sync_u32, sync_u8) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+            let data = Mutex::new(vec![0; words * 8]);
+            Self(Arc::new(Bank { sync, sync_u32, sync_u8, log, data, races: Vec::new() }))
+        }
+
+        /// Loads a word of a dirty log.
+        pub fn load_log(&self, offset: usize) -> u64 {
+            self.0.log[offset / 8].load(Ordering::Relaxed)
+        }
+
+        /// Sets bits of a word of a dirty log; returns its bits before.
+        pub fn sync_or_u64(&self, offset: usize, bits: u64, order: Ordering) -> u64 {
+            self.0.log[offset / 8].fetch_or(bits, order)
+        }
+
+        /// Takes the bits of a word of a dirty log, as the front-end does at each pass.
+        pub fn take_log(&self, offset: usize, order: Ordering) -> u64 {
+            self.0.log[offset / 8].swap(0, order)
         }
 
         /// Length in bytes.

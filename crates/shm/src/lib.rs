@@ -12,6 +12,8 @@
 //!   granted, without mapping them.
 //! * [`Private`]: unshared memory, of the kind that a grant host copies fastest.
 //! * [`Area`]: a ring's part in shared memory, read and written word by word.
+//! * [`DirtyLog`]: pages of a guest's memory that were written, while it migrates; [`Marks`]
+//!   collects those of a burst.
 //! * [`sync`]: atomics and fences, the standard ones or loom's.
 //!
 //! This crate does not know ring layouts, protocols, or the meaning of file descriptors.
@@ -21,6 +23,7 @@ mod area;
 #[cfg(feature = "audit")]
 pub mod audit;
 mod copy;
+mod dirty;
 mod grant;
 mod guard;
 mod mapping;
@@ -30,6 +33,7 @@ mod sys;
 
 pub use area::Area;
 pub use copy::{Seg, SegMut};
+pub use dirty::{DirtyLog, LOG_PAGE, Marks};
 pub use grant::{Copies, Domain, Failed, GRANT_LEN, Grants, Piece, Side};
 pub use mapping::{Access, MapError, Mapping};
 pub use memory::{GuestMemory, Region, TableError};

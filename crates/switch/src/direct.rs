@@ -97,6 +97,10 @@ pub trait Direct {
     /// have changed it.
     fn take_back(&mut self, i: usize, out: &mut [u8]);
 
+    /// Records that `len` bytes were read into the room of frame `i`, numbered as in `take_back`,
+    /// which are no frame.
+    fn discard(&mut self, i: usize, len: u32);
+
     /// Records that the kernel could not write into the room of frame `i`, `len` bytes, numbered as
     /// in `take_back`: the frame is lost and counted.
     ///

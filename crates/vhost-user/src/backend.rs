@@ -8,6 +8,7 @@
 
 mod handover;
 mod ledgers;
+mod log;
 mod memory;
 mod vring;
 
@@ -28,14 +29,16 @@ use crate::message::{
     parse_u64,
 };
 use ledgers::Ledgers;
+use log::Log;
 use os::FdKind;
-use vring::Vring;
+use vring::{Vring, name};
 
 pub use handover::{BackendState, Descriptors, Exported, ImportError, export_fd};
 pub use memory::SLOTS_MAX;
 
 /// Protocol features that are implemented.
 pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
+    .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::RARP)
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::MTU)
@@ -49,6 +52,9 @@ pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
 /// Protocol features that in-band notifications require.
 const INBAND_NEEDS: ProtocolFeatures =
     ProtocolFeatures::BACKEND_REQ.union(ProtocolFeatures::REPLY_ACK);
+
+/// Feature bits that belong to the protocol, not to the device.
+const OURS: u64 = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
 
 /// Settings of a back-end.
 #[derive(Clone, Debug)]
@@ -100,11 +106,12 @@ pub struct Backend {
     account: Arc<Account>,
     permissions: Permissions,
     offered: ProtocolFeatures,
-    /// Acknowledged, bit 30 included.
+    /// Acknowledged, those of the protocol included.
     features: u64,
     protocol: ProtocolFeatures,
     slots: Vec<memory::Slot>,
     memory: Arc<GuestMemory>,
+    log: Option<Log>,
     rings: Vec<Vring>,
     requests: Option<Arc<BackendRequests>>,
     status: u8,
@@ -131,6 +138,7 @@ impl Backend {
             protocol: ProtocolFeatures::empty(),
             slots: Vec::new(),
             memory: Arc::new(GuestMemory::default()),
+            log: None,
             rings,
             requests: None,
             status: 0,
@@ -162,9 +170,14 @@ impl Backend {
         &*self.device
     }
 
-    /// Feature bits acknowledged, without VHOST_USER_F_PROTOCOL_FEATURES.
+    /// Feature bits acknowledged, without those of the protocol.
     pub fn features(&self) -> u64 {
-        self.features & !feature::PROTOCOL_FEATURES
+        self.features & !OURS
+    }
+
+    /// Whether writes to the guest's memory are logged, because it migrates.
+    pub fn is_logging(&self) -> bool {
+        self.logs_all() && self.log.is_some()
     }
 
     /// Protocol features negotiated.
@@ -230,7 +243,8 @@ impl Backend {
             R::SET_BACKEND_REQ_FD => {
                 return self.set_requests(one_fd(request, fds)?);
             }
-            R::SET_LOG_BASE | R::SET_LOG_FD => return Err(ProtocolError::NotOffered(request)),
+            R::SET_LOG_BASE => return self.set_log_base(payload, fds),
+            R::SET_LOG_FD => return self.set_log_fd(fds),
             _ => no_fd(request, &fds)?,
         }
         match request {
@@ -277,7 +291,7 @@ impl Backend {
     }
 
     fn offered_features(&self) -> u64 {
-        self.device.features() | feature::PROTOCOL_FEATURES
+        self.device.features() | OURS
     }
 
     fn set_features(&mut self, acked: u64) -> Handled {
@@ -286,8 +300,9 @@ impl Backend {
             return Err(ProtocolError::Features { extra });
         }
         self.features = acked;
-        self.device.set_features(acked & !feature::PROTOCOL_FEATURES);
+        self.device.set_features(acked & !OURS);
         self.refresh_enabled();
+        self.refresh_log_all();
         Ok(Done)
     }
 
@@ -401,6 +416,7 @@ fn needs(request: FrontendReq) -> Option<ProtocolFeatures> {
     use FrontendReq as R;
     Some(match request {
         R::GET_QUEUE_NUM => ProtocolFeatures::MQ,
+        R::SET_LOG_BASE | R::SET_LOG_FD => ProtocolFeatures::LOG_SHMFD,
         R::SEND_RARP => ProtocolFeatures::RARP,
         R::NET_SET_MTU => ProtocolFeatures::MTU,
         R::SET_BACKEND_REQ_FD => ProtocolFeatures::BACKEND_REQ,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ring::virtq::{Features, Layout, LayoutError, Ledger};
+use ring::virtq::{Features, Layout, LayoutError, Ledger, RingLog};
 use shm::GuestMemory;
 
 use crate::foreign::ForeignFd;
@@ -56,6 +56,10 @@ pub trait Device: Send {
 
     /// Enables or disables a ring, started or not. Returns when workers have applied it.
     fn enable(&mut self, ring: u16, on: bool);
+
+    /// Logs the writes for a running ring, its buffers included, in another log, or no longer.
+    /// When this returns, no worker uses the log that it had.
+    fn set_log(&mut self, ring: u16, log: Option<RingLog>);
 
     /// Replaces the call descriptor of a running ring. `None`: the driver polls.
     fn set_call(&mut self, ring: u16, call: Option<Call>);
@@ -113,6 +117,8 @@ pub struct RingSetup {
     pub base: u32,
     /// Ledger of a packed ring's progress, for a successor of a killed process.
     pub ledger: Option<Ledger>,
+    /// Log of writes, while the guest migrates.
+    pub log: Option<RingLog>,
     /// Notifications from the driver.
     pub kick: Kick,
     /// Notifications to the driver; `None`: the driver polls.

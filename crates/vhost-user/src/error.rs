@@ -155,6 +155,22 @@ pub enum ProtocolError {
     },
     /// The regions do not form a valid table.
     Table(TableError),
+    /// A dirty log that exceeds the port's limit, or the rest of the process's budget.
+    LogOverLimit(OverLimit),
+    /// A dirty log that cannot be mapped.
+    LogMap(MapError),
+    /// A dirty log at an offset that is not a multiple of 16.
+    LogOffset {
+        /// The offset in its file, in bytes.
+        offset: u64,
+    },
+    /// A dirty log that is shorter than the guest's memory needs.
+    LogShort {
+        /// Pages it has bits for.
+        has: u64,
+        /// Pages up to the guest's last.
+        needs: u64,
+    },
     /// A write to configuration space, all of which is read-only.
     ConfigReadOnly,
     /// The device refused the MTU.
@@ -196,6 +212,10 @@ impl ProtocolError {
             Self::NoSuchRegion { .. } => "no_such_region",
             Self::Map { .. } => "map",
             Self::Table(_) => "memory_table",
+            Self::LogOverLimit(_) => "over_limit",
+            Self::LogMap(_) => "log_map",
+            Self::LogOffset { .. } => "log_offset",
+            Self::LogShort { .. } => "log_short",
             Self::ConfigReadOnly => "config_read_only",
             Self::Mtu { .. } => "mtu",
         }
@@ -238,6 +258,10 @@ impl fmt::Display for ProtocolError {
             | Self::Features { .. }
             | Self::ProtocolFeatures { .. }
             | Self::InBand => self.fmt_negotiation(f),
+            Self::LogOverLimit(_)
+            | Self::LogMap(_)
+            | Self::LogOffset { .. }
+            | Self::LogShort { .. } => self.fmt_log(f),
             _ => self.fmt_content(f),
         }
     }
@@ -299,6 +323,23 @@ impl ProtocolError {
                 f,
                 "in-band notifications negotiated without BACKEND_REQ and REPLY_ACK; the front-end \
                  must take all three or none"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn fmt_log(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LogOverLimit(error) => write!(f, "the dirty log is not mapped: {error}"),
+            Self::LogMap(error) => write!(f, "dirty log: {error}"),
+            Self::LogOffset { offset } => write!(
+                f,
+                "dirty log at offset {offset:#x} of its file, which is not a multiple of 16"
+            ),
+            Self::LogShort { has, needs } => write!(
+                f,
+                "dirty log with bits for {has} pages of 4096 bytes, guest memory has {needs}: the \
+                 front-end must send a larger log before its memory table grows"
             ),
             _ => Ok(()),
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ring::virtq::{DeviceQueue, DriverQueue, LayoutError};
+use ring::virtq::{DeviceQueue, DriverQueue, LayoutError, RingLog};
 use shm::GuestMemory;
 
 use crate::device::{Call, Device, Refused, RingSetup};
@@ -18,6 +18,7 @@ pub enum Did {
     Stop(u16),
     Enable(u16, bool),
     SetCall(u16, bool),
+    SetLog(u16, bool),
     Kick(u16),
     Mtu(u16),
     Rarp([u8; 6]),
@@ -85,7 +86,8 @@ impl Device for Fake {
             // A driver that stopped at the front-end's base.
             DriverQueue::new(&state.memory, &setup.layout, setup.features, setup.base, None)?;
         }
-        let queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;
+        let mut queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;
+        queue.set_log(setup.log.clone());
         let kick = match setup.kick {
             crate::device::Kick::Fd(_) => "fd",
             crate::device::Kick::InBand => "in band",
@@ -117,6 +119,13 @@ impl Device for Fake {
 
     fn enable(&mut self, ring: u16, on: bool) {
         self.note(Did::Enable(ring, on));
+    }
+
+    fn set_log(&mut self, ring: u16, log: Option<RingLog>) {
+        self.note(Did::SetLog(ring, log.is_some()));
+        let mut state = self.state();
+        state.queues.get_mut(&ring).expect("a running ring").set_log(log.clone());
+        state.setups.get_mut(&ring).expect("a running ring").log = log;
     }
 
     fn set_call(&mut self, ring: u16, call: Option<Call>) {

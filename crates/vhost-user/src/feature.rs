@@ -34,6 +34,9 @@ pub const ANY_LAYOUT: u64 = 1 << 27;
 pub const INDIRECT_DESC: u64 = 1 << 28;
 /// VIRTIO_F_EVENT_IDX.
 pub const EVENT_IDX: u64 = 1 << 29;
+/// VHOST_F_LOG_ALL: writes to the guest's memory are logged; not a virtio feature, and never the
+/// guest's.
+pub const LOG_ALL: u64 = 1 << 26;
 /// VHOST_USER_F_PROTOCOL_FEATURES; not a virtio feature, seen on the socket only.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// VIRTIO_F_VERSION_1.

@@ -16,8 +16,7 @@
 //! * [`foreign`]: descriptors from a peer, their kinds and where they are closed
 //!
 //! Names and numbers are those of QEMU's `docs/interop/vhost-user.rst`; its sections are quoted
-//! where they are implemented. Dirty logging, post-copy, IOMMU and in-flight tracking are not
-//! offered.
+//! where they are implemented. Post-copy, IOMMU and in-flight tracking are not offered.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -188,6 +188,32 @@ impl VringAddr {
     }
 }
 
+/// Bit 0 of [`VringAddr::flags`], VHOST_VRING_F_LOG: writes to the used ring are logged at
+/// [`VringAddr::log`].
+pub const VRING_F_LOG: u32 = 1;
+
+/// "Log description": a dirty log in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRegion {
+    /// Length in bytes; eight pages a byte.
+    pub size: u64,
+    /// Offset in its file, in bytes.
+    pub offset: u64,
+}
+
+impl LogRegion {
+    /// Decodes the payload.
+    pub fn parse(payload: &[u8]) -> Option<Self> {
+        let mut r = Reader(payload);
+        Some(Self { size: r.u64()?, offset: r.u64()? })
+    }
+
+    /// Encodes the payload.
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.size.to_ne_bytes(), self.offset.to_ne_bytes()].concat()
+    }
+}
+
 /// One memory region, as SET_MEM_TABLE and ADD_MEM_REG carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemRegion {
@@ -307,6 +333,8 @@ mod tests {
         let table = [region, MemRegion { guest_addr: 9, ..region }];
         let bytes = MemRegion::table_to_bytes(&table);
         assert_eq!(MemRegion::parse_table(&bytes).as_deref(), Some(&table[..]));
+        let log = LogRegion { size: 1, offset: 2 };
+        assert_eq!(LogRegion::parse(&log.to_bytes()), Some(log));
         let config = ConfigWindow { offset: 0, size: 2, flags: 0, bytes: vec![7, 8] };
         assert_eq!(ConfigWindow::parse(&config.to_bytes()), Some(config));
     }
@@ -316,6 +344,7 @@ mod tests {
         assert_eq!(parse_u64(&[0; 7]), None);
         assert_eq!(VringState::parse(&[0; 7]), None);
         assert_eq!(VringAddr::parse(&[0; 39]), None);
+        assert_eq!(LogRegion::parse(&[0; 15]), None);
         assert_eq!(MemRegion::parse_single(&[0; 39]), None);
         assert_eq!(ConfigWindow::parse(&[0; 11]), None);
         let region = MemRegion { guest_addr: 1, size: 2, user_addr: 3, mmap_offset: 4 };

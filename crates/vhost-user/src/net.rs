@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::virtq::{DeviceQueue, LayoutError};
+use ring::virtq::{DeviceQueue, LayoutError, RingLog};
 use shm::GuestMemory;
 use switch::frame::FRAME_LEN_MAX;
 use switch::vnet::Offloads;
@@ -180,6 +180,7 @@ impl<H: Host> Device for NetDevice<H> {
         if let Some(ledger) = setup.ledger {
             ring.keep(ledger);
         }
+        ring.set_log(setup.log);
         match side {
             Side::Ingress => {
                 let mut ingress = lock(&pair.ingress);
@@ -227,6 +228,14 @@ impl<H: Host> Device for NetDevice<H> {
             self.host.kick(queue, side);
         }
         self.report_active();
+    }
+
+    fn set_log(&mut self, ring: u16, log: Option<RingLog>) {
+        match self.pair(ring) {
+            Some((_, Side::Ingress, pair)) => lock(&pair.ingress).set_log(log),
+            Some((_, Side::Egress, pair)) => lock(&pair.egress).set_log(log),
+            None => {}
+        }
     }
 
     fn set_call(&mut self, ring: u16, call: Option<Call>) {

@@ -15,9 +15,9 @@ pub use ingress::VirtioIngress;
 
 use std::sync::Arc;
 
-use ring::virtq::{DeviceQueue, Malformed};
-use shm::GuestMemory;
+use ring::virtq::{Chain, DeviceQueue, Malformed, RingLog, Taken};
 use shm::sync::{Ordering, fence};
+use shm::{GuestMemory, Marks};
 use switch::port::Fault;
 use switch::vnet::Offloads;
 
@@ -40,6 +40,8 @@ pub struct Format {
 
 /// Reason to stop a port whose memory was truncated.
 const LOST: &str = "front end truncated its memory";
+/// The same for the dirty log.
+const LOG_LOST: &str = "front end truncated its dirty log";
 
 /// An activated ring.
 struct Active {
@@ -71,7 +73,11 @@ impl Ring {
 
     /// Removes the ring and returns its position (VRING_BASE).
     fn deactivate(&mut self) -> Option<u32> {
-        self.active.take().map(|a| a.queue.base())
+        self.active.take().map(|mut a| {
+            // The front-end reads the log now.
+            a.queue.set_log(None);
+            a.queue.base()
+        })
     }
 
     fn enable(&mut self, on: bool) {
@@ -89,6 +95,12 @@ impl Ring {
     fn set_err(&mut self, err: Option<Call>) {
         if let Some(active) = &mut self.active {
             active.err = err;
+        }
+    }
+
+    fn set_log(&mut self, log: Option<RingLog>) {
+        if let Some(active) = &mut self.active {
+            active.queue.set_log(log);
         }
     }
 
@@ -120,7 +132,8 @@ impl Active {
         Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
-    /// Checks, before each burst in either direction, that memory is not lost: reads of lost memory
+    /// Checks, before each burst in either direction, that memory is not lost, nor the dirty log
+    /// of a guest that migrates: reads of lost memory
     /// return zeroes, and writes are lost and use our memory. One relaxed load unless some port
     /// lost memory since the last check.
     #[inline]
@@ -133,20 +146,28 @@ impl Active {
     fn check_own(&mut self, lost: usize) -> Result<(), Fault> {
         // The counted mappings are marked lost.
         fence(Ordering::Acquire);
-        if self.memory.is_lost() {
+        if let Some(why) = self.lost() {
             // `lost` is not stored: the next bursts fail as well, until the port is stopped.
-            return Err(self.broken(LOST.into()));
+            return Err(self.broken(why.into()));
         }
         self.lost_seen = lost;
         Ok(())
     }
 
+    /// Which memory was lost, if any.
+    fn lost(&self) -> Option<&'static str> {
+        if self.memory.is_lost() {
+            return Some(LOST);
+        }
+        self.queue.log_is_lost().then_some(LOG_LOST)
+    }
+
     fn fault(&self, malformed: Malformed) -> Fault {
         // A ring in lost memory reads as zeroes, which may be reported as any fault.
-        if self.memory.is_lost() {
-            return self.broken(LOST.into());
+        match self.lost() {
+            Some(why) => self.broken(why.into()),
+            None => self.broken(malformed.to_string()),
         }
-        self.broken(malformed.to_string())
     }
 
     fn broken(&self, why: String) -> Fault {
@@ -162,6 +183,17 @@ impl Active {
         let Some(call) = &self.call else { return 0 };
         call.signal();
         1
+    }
+}
+
+/// Marks the first `bytes` of these chains, which were written. The addresses are the guest's:
+/// marks outside its memory harm only itself.
+fn mark_written(marks: &mut Marks, taken: &Taken, chains: &[Chain], bytes: u64) {
+    let mut left = bytes;
+    for buf in chains.iter().flat_map(|chain| taken.writes(chain)) {
+        let n = left.min(buf.len.into());
+        marks.mark(buf.addr, n);
+        left -= n;
     }
 }
 

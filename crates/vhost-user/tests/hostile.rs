@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use ring::virtq::{DeviceQueue, LayoutError};
+use ring::virtq::{DeviceQueue, LayoutError, RingLog};
 use shm::{GuestMemory, Mapping};
 use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
@@ -58,6 +58,9 @@ impl Device for Strict {
         self.running.contains(&ring).then_some(5)
     }
     fn enable(&mut self, ring: u16, _: bool) {
+        assert!(self.running.contains(&ring));
+    }
+    fn set_log(&mut self, ring: u16, _: Option<RingLog>) {
         assert!(self.running.contains(&ring));
     }
     fn set_call(&mut self, ring: u16, call: Option<Call>) {

@@ -284,7 +284,7 @@ pub(super) static FOREIGN: [Case; 4] = [
     ),
     front(
         "dirty-log",
-        "a dirty log whose size and offset overflow",
+        "dirty logs whose size and offset overflow, and logs truncated in use",
         &["CVE-2020-10722", "CVE-2019-14835"],
         messages::dirty_log,
     ),

@@ -1,8 +1,10 @@
 //! Malformed messages, and messages in the wrong state.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use vhost_user::feature;
 use vhost_user::message::{FrontendReq as R, MemRegion, Message};
 
 use super::wire::{BUFFERS, FEATURES, GUEST, RX, Raw, SIZE, TX, USER, memfd, state, whole};
@@ -163,21 +165,38 @@ pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A dirty log without its feature, with extreme sizes and offsets.
+/// Dirty logs of extreme sizes and offsets, then many that are valid, each truncated in use.
 pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
-    let file = memfd(4096)?;
+    // Enough for 32 GiB.
+    const LEN: u64 = 1 << 20;
+    let small = memfd(4096)?;
     'connection: while let Some(raw) = attack.raw()? {
-        // VHOST_F_LOG_ALL.
-        let features = FEATURES | 1 << 26;
-        if !raw.negotiate(features) && !advance_to(&raw, 1) {
+        if !advance_to(&raw, 3) {
             attack.tally.turned_away += 1;
             continue;
         }
-        for (size, offset) in [(4096, u64::MAX - 4095), (u64::MAX, 4096), (1 << 62, 1 << 62)] {
+        let set = |size: u64, offset: u64, file: &File| {
             let payload = [size.to_ne_bytes(), offset.to_ne_bytes()].concat();
-            if !attack.count_reply(raw.request(R::SET_LOG_BASE, payload, &[file.as_fd()])) {
+            raw.request(R::SET_LOG_BASE, payload, &[file.as_fd()])
+        };
+        for (size, offset) in [(4096, u64::MAX - 4095), (u64::MAX, 4096), (1 << 62, 1 << 62)] {
+            if !attack.count_reply(set(size, offset, &small)) {
                 continue 'connection;
             }
+        }
+        let packed = if raw.packed { feature::RING_PACKED } else { 0 };
+        let bits = (FEATURES | feature::LOG_ALL | packed).to_ne_bytes().to_vec();
+        if !attack.count_reply(raw.request(R::SET_FEATURES, bits, &[])) {
+            continue 'connection;
+        }
+        for _ in 0..16 {
+            let log = memfd(LEN)?;
+            if !attack.count_reply(set(LEN, 0, &log)) {
+                continue 'connection;
+            }
+            raw.chain(TX, &[(BUFFERS, 72, 0)]);
+            let _ = log.set_len(0);
+            raw.kick();
         }
     }
     Ok(())

@@ -1,6 +1,9 @@
 //! Device half of a virtqueue: serves a guest.
 
-use shm::GuestMemory;
+use std::ops::Range;
+use std::sync::Arc;
+
+use shm::{DirtyLog, GuestMemory, Marks};
 
 use super::packed::{self, Ledger, PackedDevice};
 use super::split::{self, SplitDevice};
@@ -11,7 +14,39 @@ use super::{Armed, Chain, Features, Layout, LayoutError, Malformed, Taken};
 /// Per burst: [`take`](Self::take), then [`put`](Self::put) each chain in the order taken (or
 /// [`untake`](Self::untake) the last ones), [`publish`](Self::publish) once,
 /// [`call_needed`](Self::call_needed) once.
-pub struct DeviceQueue(Kind);
+pub struct DeviceQueue {
+    kind: Kind,
+    /// While the guest migrates.
+    log: Option<Box<Logged>>,
+}
+
+/// Where writes to a ring are logged while its guest migrates.
+#[derive(Clone, Debug)]
+pub struct RingLog {
+    /// The log.
+    pub log: Arc<DirtyLog>,
+    /// Guest address of the descriptors, which the device writes in a packed ring only.
+    pub desc: u64,
+    /// Guest address of the device area, for logging: a split ring's used ring, a packed one's
+    /// event suppression.
+    pub device: u64,
+}
+
+struct Logged {
+    marks: Marks,
+    desc: u64,
+    device: u64,
+}
+
+impl Logged {
+    fn mark(&mut self, at: u64, ranges: [Range<usize>; 2]) {
+        for range in ranges {
+            let offset = u64::try_from(range.start).expect("in a ring");
+            let len = u64::try_from(range.len()).expect("in a ring");
+            self.marks.mark(at.wrapping_add(offset), len);
+        }
+    }
+}
 
 enum Kind {
     Split(SplitDevice),
@@ -56,19 +91,19 @@ impl DeviceQueue {
     }
 
     fn packed(parts: packed::Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
-        Ok(Self(Kind::Packed(PackedDevice::new(parts, features, base)?)))
+        Ok(Self { kind: Kind::Packed(PackedDevice::new(parts, features, base)?), log: None })
     }
 
     fn split(parts: split::Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         let next = u16::try_from(base).map_err(|_| LayoutError::Base(base))?;
-        Ok(Self(Kind::Split(SplitDevice::new(parts, features, next))))
+        Ok(Self { kind: Kind::Split(SplitDevice::new(parts, features, next)), log: None })
     }
 
     /// Writes the progress of a packed ring down for a successor, which
     /// [recovers](Ledger::recover) its position. Between two bursts. A split ring needs none: its
     /// used index is in its memory.
     pub fn keep(&mut self, ledger: Ledger) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(_) => {}
             Kind::Packed(q) => q.keep(ledger),
         }
@@ -76,7 +111,7 @@ impl DeviceQueue {
 
     /// Number of descriptors.
     pub fn size(&self) -> u16 {
-        match &self.0 {
+        match &self.kind {
             Kind::Split(q) => q.size(),
             Kind::Packed(q) => q.size(),
         }
@@ -84,7 +119,7 @@ impl DeviceQueue {
 
     /// Current position in the form of VRING_BASE.
     pub fn base(&self) -> u32 {
-        match &self.0 {
+        match &self.kind {
             Kind::Split(q) => q.base(),
             Kind::Packed(q) => q.base(),
         }
@@ -123,7 +158,7 @@ impl DeviceQueue {
         if out.is_cut() {
             return Ok(0);
         }
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => q.take(memory, max, out),
             Kind::Packed(q) => q.take(memory, max, out),
         }
@@ -132,7 +167,7 @@ impl DeviceQueue {
     /// Undoes `take` for the last chains taken: the next `take` returns them again. `chains` are
     /// the last ones taken, in order.
     pub fn untake(&mut self, chains: &[Chain]) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => {
                 q.untake(u16::try_from(chains.len()).expect("at most the ring's size"));
             }
@@ -144,7 +179,7 @@ impl DeviceQueue {
     /// Not visible before [`publish`](Self::publish).
     #[inline]
     pub fn put(&mut self, chain: &Chain, len: u32) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => q.put(chain.id, len),
             Kind::Packed(q) => q.put(chain.id, chain.slots, len),
         }
@@ -154,7 +189,7 @@ impl DeviceQueue {
     /// one used element, for the last chain, covers all (virtio 1.3, 2.7.9 and 2.8.9).
     #[inline]
     pub fn put_all(&mut self, chains: &[Chain]) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => q.put_all(chains),
             Kind::Packed(q) => chains.iter().for_each(|c| q.put(c.id, c.slots, 0)),
         }
@@ -165,19 +200,66 @@ impl DeviceQueue {
     /// write.
     #[inline]
     pub fn prefetch(&self) {
-        match &self.0 {
+        match &self.kind {
             Kind::Split(q) => q.prefetch(),
             Kind::Packed(q) => q.prefetch(),
         }
     }
 
-    /// Makes every chain used so far visible to the driver.
+    /// Makes every chain used so far visible to the driver. Ends the burst for the
+    /// [log](Self::marks), too.
     #[inline]
     pub fn publish(&mut self) {
-        match &mut self.0 {
+        if self.log.is_some() {
+            return self.publish_logged();
+        }
+        match &mut self.kind {
             Kind::Split(q) => q.publish(),
             Kind::Packed(q) => q.publish(),
         }
+    }
+
+    #[cold]
+    fn publish_logged(&mut self) {
+        let Some(log) = &mut self.log else { return };
+        match &mut self.kind {
+            Kind::Split(q) => {
+                let elements = q.unpublished();
+                q.publish();
+                log.mark(log.device, elements);
+                log.mark(log.device, [SplitDevice::INDEX, 0..0]);
+            }
+            Kind::Packed(q) => {
+                let descs = q.unpublished();
+                q.publish();
+                log.mark(log.desc, descs);
+            }
+        }
+        log.marks.flush();
+    }
+
+    /// Logs writes from here on, or no longer. Between two bursts: the marks of the last one are in
+    /// the log that it used.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        if let Some(log) = &mut self.log {
+            log.marks.flush();
+        }
+        let logged = |RingLog { log, desc, device }| {
+            Box::new(Logged { marks: Marks::new(log), desc, device })
+        };
+        self.log = log.map(logged);
+    }
+
+    /// Marks of this ring's log, for buffers that were written; `None`: nothing is logged. They are
+    /// in the log after the next [`publish`](Self::publish).
+    #[inline]
+    pub fn marks(&mut self) -> Option<&mut Marks> {
+        self.log.as_mut().map(|log| &mut log.marks)
+    }
+
+    /// Whether the front-end truncated the log.
+    pub fn log_is_lost(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.marks.log().is_lost())
     }
 
     /// Whether the driver wants a call for what was published since the last query. One full fence
@@ -185,7 +267,7 @@ impl DeviceQueue {
     #[inline]
     #[must_use]
     pub fn call_needed(&mut self) -> bool {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => q.call_needed(),
             Kind::Packed(q) => q.call_needed(),
         }
@@ -194,24 +276,40 @@ impl DeviceQueue {
     /// Enables kicks for the next chain, then re-checks the ring. Only [`Armed::Armed`] allows
     /// sleep. One operation, so that no caller can omit the re-check.
     pub fn arm(&mut self) -> Armed {
-        match &mut self.0 {
+        let armed = match &mut self.kind {
             Kind::Split(q) => q.arm(),
             Kind::Packed(q) => q.arm(),
+        };
+        self.mark_events();
+        armed
+    }
+
+    /// Marks the words that `arm` and `disarm` write.
+    #[inline]
+    fn mark_events(&mut self) {
+        if let Some(log) = &mut self.log {
+            let words = match &self.kind {
+                Kind::Split(q) => q.event_words(),
+                Kind::Packed(_) => [PackedDevice::EVENT, 0..0],
+            };
+            log.mark(log.device, words);
+            log.marks.flush();
         }
     }
 
     /// Suppresses kicks: the ring is being polled.
     pub fn disarm(&mut self) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Split(q) => q.disarm(),
             Kind::Packed(q) => q.disarm(),
         }
+        self.mark_events();
     }
 
     /// Whether there is a chain to take, or a fault to report. One load.
     #[inline]
     pub fn has_work(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Split(q) => q.has_work(),
             Kind::Packed(q) => q.has_work(),
         }

@@ -17,7 +17,7 @@ mod packed;
 mod split;
 
 pub use crate::Armed;
-pub use device::DeviceQueue;
+pub use device::{DeviceQueue, RingLog};
 pub use driver::DriverQueue;
 pub use indirect::IndirectPool;
 pub use packed::Ledger;

@@ -43,8 +43,10 @@ pub(super) struct State {
 
 /// A frame of a batch that is not delivered in place.
 enum Rest {
-    /// No frame was read, or an invalid one.
+    /// No frame was read.
     Nothing,
+    /// An invalid one, of so many bytes.
+    Invalid(u32),
     /// The receiver's memory was lost.
     Failed,
     DirectFrame(DirectFrame),
@@ -147,7 +149,8 @@ impl TapIngress {
                     self.empty = false;
                     let head = &self.buffers.of(slot)[start(slot, false)..][..VNET_LEN];
                     let frame = check(head, *len as usize, self.offloads, &self.stats);
-                    frame.map_or(Rest::Nothing, |(len, hdr)| {
+                    let read = len.saturating_sub(VNET_LEN as u32);
+                    frame.map_or(Rest::Invalid(read), |(len, hdr)| {
                         bytes += len as usize;
                         longest = longest.max(len);
                         Rest::DirectFrame(DirectFrame { len, hdr })
@@ -189,6 +192,7 @@ impl TapIngress {
             let slot = accepted + i;
             match what {
                 Rest::Nothing => {}
+                Rest::Invalid(len) => to.discard(i, len.min(rooms[slot])),
                 Rest::Failed => {
                     if let Err(fault) = to.record_failure(i, rooms[slot]) {
                         batch.fault = Err(fault);

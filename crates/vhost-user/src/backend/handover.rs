@@ -17,7 +17,7 @@ use super::{Backend, FrontendReq, Options, Permissions};
 use crate::device::{BackendRequests, Device, Kick, KickFd};
 use crate::error::ProtocolError;
 use crate::foreign::ForeignFd;
-use crate::message::{MemRegion, VringAddr};
+use crate::message::{LogRegion, MemRegion, VringAddr};
 
 /// State of one front-end. Descriptors are indices into the list that goes with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,16 @@ pub struct BackendState {
     /// Memory with the progress of packed rings.
     #[serde(default)]
     pub(super) ledgers: Option<u32>,
+    #[serde(default)]
+    pub(super) log: Option<LogState>,
+}
+
+/// The dirty log of a guest that migrates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LogState {
+    pub(super) size: u64,
+    pub(super) offset: u64,
+    pub(super) fd: u32,
 }
 
 /// A memory region.
@@ -166,6 +176,10 @@ impl Backend {
             rings,
             requests: self.requests.as_ref().map(|channel| export_fd(fds, channel.as_fd())),
             ledgers: self.ledgers.as_ref().map(|ledgers| export_fd(fds, ledgers.as_fd())),
+            log: self.log.as_ref().map(|log| {
+                let LogRegion { size, offset } = log.region;
+                LogState { size, offset, fd: export_fd(fds, (*log.fd).as_fd()) }
+            }),
         }
     }
 
@@ -209,6 +223,10 @@ impl Backend {
         if let Some(at) = state.ledgers {
             // Without it, packed rings of a killed process cannot go on; those of `ctl upgrade` do.
             backend.import_ledgers(fds.take(at)?);
+        }
+        if let Some(LogState { size, offset, fd }) = state.log {
+            let fd = fds.foreign(fd, &backend.account)?;
+            backend.log = Some(backend.map_log(LogRegion { size, offset }, fd)?);
         }
         if state.rings.len() > backend.rings.len() {
             return Err(ImportError::Rings(state.rings.len()));
@@ -300,6 +318,7 @@ impl Backend {
                 positions.push((ring as u16, self.recover(ring)?));
             }
         }
+        self.mark_all();
         self.resume(&positions)?;
         for (ring, _) in positions {
             if let Some(call) = self.call_for(ring.into(), false) {

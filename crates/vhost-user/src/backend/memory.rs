@@ -100,6 +100,7 @@ impl Backend {
     pub(super) fn install(&mut self, slots: Vec<Slot>) -> Handled {
         let regions = slots.iter().map(|slot| slot.region.clone()).collect();
         let memory = GuestMemory::new(regions).map_err(ProtocolError::Table)?;
+        self.check_log(&memory)?;
         let memory = Arc::new(memory);
         self.slots = slots;
         self.memory = Arc::clone(&memory);
@@ -142,7 +143,7 @@ impl Backend {
 
 /// Checks the kind of a memory file. On any file but the kernel's own shared memory, `fstat`,
 /// `mmap` and reads may block as long as its server likes.
-fn check_kind(
+pub(super) fn check_kind(
     request: FrontendReq,
     fd: &ForeignFd,
     permissions: Permissions,

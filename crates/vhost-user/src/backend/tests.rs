@@ -13,6 +13,7 @@ use std::time::Duration;
 mod fuse;
 mod handover;
 mod limits;
+mod log;
 
 const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000;
@@ -383,12 +384,15 @@ fn what_was_not_negotiated_or_offered_is_refused() {
         let error = rig.err(request, u(0), 0);
         assert!(matches!(error, E::NotNegotiated { bit, .. } if bit == want), "{error}");
     }
-    for request in [R::SET_LOG_BASE, R::SET_LOG_FD, R::POSTCOPY_ADVISE, R::GET_INFLIGHT_FD] {
+    for request in [R::POSTCOPY_ADVISE, R::GET_INFLIGHT_FD] {
         assert!(matches!(rig.err(request, u(0), 0), E::NotOffered(_)));
     }
-    let bits = u(1 << 26 | feature::VERSION_1);
-    assert!(matches!(rig.err(R::SET_FEATURES, bits, 0), E::Features { extra: 0x400_0000 }));
-    assert!(matches!(rig.err(R::SET_PROTOCOL_FEATURES, u(2), 0), E::ProtocolFeatures { extra: 2 }));
+    let bits = u(1 << 31 | feature::VERSION_1);
+    assert!(matches!(rig.err(R::SET_FEATURES, bits, 0), E::Features { extra: 0x8000_0000 }));
+    assert!(matches!(
+        rig.err(R::SET_PROTOCOL_FEATURES, u(1 << 19), 0),
+        E::ProtocolFeatures { extra: 0x8_0000 }
+    ));
     assert!(matches!(rig.err(R::SET_FEATURES, vec![0; 7], 0), E::Payload { got: 7, .. }));
     assert!(matches!(rig.err(R::GET_FEATURES, vec![], 1), E::FdCount { want: 0, got: 1, .. }));
     let in_band = ProtocolFeatures::INBAND_NOTIFICATIONS | ProtocolFeatures::REPLY_ACK;
@@ -468,9 +472,12 @@ fn configuration_is_read_in_windows_and_never_written() {
 #[test]
 fn the_device_as_a_whole() {
     let mut rig = Rig::ready(feature::VERSION_1);
-    assert_eq!(rig.ok(R::GET_FEATURES, vec![]), u(FEATURES | feature::PROTOCOL_FEATURES));
+    assert_eq!(
+        rig.ok(R::GET_FEATURES, vec![]),
+        u(FEATURES | feature::PROTOCOL_FEATURES | feature::LOG_ALL)
+    );
     assert_eq!(rig.ok(R::GET_PROTOCOL_FEATURES, vec![]), u(PROTOCOL_FEATURES.bits()));
-    assert_eq!(PROTOCOL_FEATURES.bits(), 0x1_e23d);
+    assert_eq!(PROTOCOL_FEATURES.bits(), 0x1_e23f);
     assert_eq!(rig.ok(R::GET_QUEUE_NUM, vec![]), u(16));
     assert_eq!(rig.backend.features(), feature::VERSION_1);
     rig.ok(R::NET_SET_MTU, u(9000));

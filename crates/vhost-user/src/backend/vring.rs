@@ -24,6 +24,8 @@ pub(super) struct Vring {
     /// `None`: the default at a ring's start.
     pub(super) enabled: Option<bool>,
     pub(super) running: bool,
+    /// Whether its writes are logged.
+    pub(super) logged: bool,
     /// Whether it ran in the process that it was imported from, and starts when its position is
     /// known.
     pub(super) resumes: bool,
@@ -114,6 +116,7 @@ impl Backend {
         if self.serves(ring) && !self.slots.is_empty() {
             self.layout(ring, &addr, 1)?;
         }
+        self.refresh_log(ring);
         self.start(ring)
     }
 
@@ -262,11 +265,14 @@ impl Backend {
         }
         let kick = kick.clone();
         self.make_ledgers();
+        let log = self.ring_log(ring);
+        let logged = log.is_some();
         let setup = RingSetup {
             layout: self.layout(ring, &addr, size)?,
             features: ring_features(self.features),
             base,
             ledger: self.ledger(ring),
+            log,
             kick,
             call: self.call_for(ring, false),
             err: self.call_for(ring, true),
@@ -274,6 +280,7 @@ impl Backend {
         let started = self.device.start(name(ring), setup);
         started.map_err(|error| ProtocolError::Layout { ring: name(ring), error })?;
         self.rings[ring].running = true;
+        self.rings[ring].logged = logged;
         let on = self.is_enabled(ring);
         self.device.enable(name(ring), on);
         Ok(())
@@ -327,6 +334,6 @@ impl Backend {
 }
 
 /// A ring's index as used by messages and devices; there are at most 33.
-fn name(ring: usize) -> u16 {
+pub(super) fn name(ring: usize) -> u16 {
     u16::try_from(ring).expect("few rings")
 }

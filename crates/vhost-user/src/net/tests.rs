@@ -81,7 +81,7 @@ fn setup(ring: u16, base: u32) -> RingSetup {
     let kick = Kick::Fd(Arc::new(event()) as crate::device::KickFd);
     let features = Features::default();
     let layout = layout(ring);
-    RingSetup { layout, features, base, ledger: None, kick, call: None, err: None }
+    RingSetup { layout, features, base, ledger: None, log: None, kick, call: None, err: None }
 }
 
 fn event() -> OwnedFd {

@@ -4,8 +4,8 @@ mod direct;
 
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
-use shm::{Copies, GuestMemory, Seg, SegMut};
+use ring::virtq::{Armed, Buf, Chain, DeviceQueue, RingLog, Taken};
+use shm::{Copies, GuestMemory, Marks, Seg, SegMut};
 use switch::account::burst::{DESCS_MAX, SEGS_MAX};
 use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst};
@@ -13,7 +13,7 @@ use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
-use super::{Active, Format, Ring};
+use super::{Active, Format, Ring, mark_written};
 use crate::device::Call;
 
 /// Receive chains kept from one burst to the next.
@@ -58,8 +58,15 @@ impl Work {
 
 /// Pending copies from granted memory, done at the end of a `put`, and their destination.
 struct Batch<'m> {
+    burst: &'m Burst<'m>,
     memory: &'m GuestMemory,
     copies: Copies<'m>,
+}
+
+impl Batch<'_> {
+    fn finish(&mut self) {
+        self.copies.finish(|pick, _| self.burst.mark_unreadable(pick.into()));
+    }
 }
 
 /// Rest of a frame after its head: `segs` without their first `skip` bytes.
@@ -134,6 +141,11 @@ impl VirtioEgress {
     /// Replaces the call descriptor.
     pub fn set_call(&mut self, call: Option<Call>) {
         self.ring.set_call(call);
+    }
+
+    /// Logs writes to the ring and to buffers in another log, or no longer.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring.set_log(log);
     }
 
     /// Replaces the error descriptor (SET_VRING_ERR).
@@ -282,6 +294,10 @@ impl VirtioEgress {
             bytes += u64::from(frame.len);
             done += 1;
         }
+        if let Some(marks) = queue.marks() {
+            let lens = picks[..done].iter().map(|pick| burst.frames[usize::from(*pick)].len);
+            mark_simple(marks, taken, &taken.chains[*next..], lens, format.hdr_len);
+        }
         *next += done;
         stats.frames.add(done as u64);
         stats.bytes.add(bytes);
@@ -300,7 +316,7 @@ impl VirtioEgress {
         let Some(active) = &self.ring.active else { return Ok(picks.len()) };
         let memory = Arc::clone(&active.memory);
         let copies = std::mem::take(&mut self.copies).recycle();
-        let mut batch = Batch { memory: &memory, copies };
+        let mut batch = Batch { burst, memory: &memory, copies };
         let mut done = Ok(0);
         for (i, pick) in picks.iter().enumerate() {
             match self.put_one(burst, *pick, i == 0, Some(&mut batch)) {
@@ -312,7 +328,7 @@ impl VirtioEgress {
                 }
             }
         }
-        batch.copies.finish(|pick, _| burst.mark_unreadable(pick.into()));
+        batch.finish();
         self.copies = batch.copies.recycle();
         done
     }
@@ -347,7 +363,7 @@ impl VirtioEgress {
         body: Body<'m>,
         len: u32,
         hdr: &VnetHdr,
-        batch: Option<&mut Batch<'m>>,
+        mut batch: Option<&mut Batch<'m>>,
     ) -> Result<bool, Fault> {
         let active = self.ring.active.as_ref().expect("callers check");
         let total = len + active.format.hdr_len;
@@ -378,8 +394,8 @@ impl VirtioEgress {
             let bufs = chains.iter().flat_map(|c| self.taken.writes(c));
             let start = [&raw[..format.hdr_len as usize], head];
             let segs = &mut self.left.segs;
-            match batch {
-                Some(Batch { memory, copies }) => {
+            match &mut batch {
+                Some(Batch { memory, copies, .. }) => {
                     Room::new(memory, hint, segs, bufs).fill(start, body, copies)
                 }
                 None => Room::new(memory, hint, segs, bufs).fill(start, body, &mut Copies::new()),
@@ -392,6 +408,11 @@ impl VirtioEgress {
             queue.put(chain, n as u32);
             left -= n;
         }
+        if let Some(marks) = queue.marks() {
+            // Written before they are marked.
+            batch.into_iter().for_each(Batch::finish);
+            mark_written(marks, &self.taken, chains, total.into());
+        }
         match end {
             End::Whole => {
                 self.stats.frames.add(1);
@@ -401,6 +422,22 @@ impl VirtioEgress {
             End::TooManySegs => self.stats.drops_too_many_segs.add(1),
         }
         Ok(true)
+    }
+}
+
+/// Marks frames of `lens` bytes that were written to the first buffer of each chain.
+#[cold]
+fn mark_simple(
+    marks: &mut Marks,
+    taken: &Taken,
+    chains: &[Chain],
+    lens: impl Iterator<Item = u32>,
+    hdr_len: u32,
+) {
+    for (chain, len) in chains.iter().zip(lens) {
+        if let [buf, ..] = taken.writes(chain) {
+            marks.mark(buf.addr, u64::from(len) + u64::from(hdr_len));
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
+use ring::virtq::{Armed, Buf, DeviceQueue, RingLog, Taken};
 use shm::{GuestMemory, Seg};
 use switch::account::burst::{DESCS_MAX, TAKEN_SEGS_MAX};
 use switch::direct::Direct;
@@ -76,6 +76,11 @@ impl VirtioIngress {
     /// Replaces the call descriptor.
     pub fn set_call(&mut self, call: Option<Call>) {
         self.ring.set_call(call);
+    }
+
+    /// Logs the writes to the ring in another log, or no longer.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring.set_log(log);
     }
 
     /// Replaces the error descriptor (SET_VRING_ERR).

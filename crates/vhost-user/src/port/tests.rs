@@ -468,5 +468,6 @@ fn malformed_ring_is_a_fault_after_the_good_chains() {
 }
 
 mod bounds;
+mod dirty;
 mod egress;
 mod truncated;

@@ -1,9 +1,13 @@
 //! Device half of the packed ring.
 
+use std::ops::Range;
+
 use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
-use super::{AVAIL, DESC_FLAGS, Ledger, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
+use super::{
+    AVAIL, DESC_FLAGS, EVENT_LEN, Ledger, Parts, Pos, USED, event_arm, event_disarm, event_wanted,
+};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
     Malformed, NextDesc, Taken, index, lo16, lo32,
@@ -266,6 +270,21 @@ impl PackedDevice {
         for _ in 0..16.min(self.parts.size / 4) {
             self.parts.desc.prefetch_write(at.offset());
             at.advance(4, self.parts.size);
+        }
+    }
+
+    /// Bytes of the device area that `arm` and `disarm` write.
+    pub(crate) const EVENT: Range<usize> = 0..EVENT_LEN;
+
+    /// Bytes of the descriptor ring from the first used descriptor that is not published to the
+    /// position: in two parts, if they wrap.
+    pub(crate) fn unpublished(&self) -> [Range<usize>; 2] {
+        let Some((first, _)) = self.first else { return [0..0, 0..0] };
+        let (start, end) = (first.offset(), self.used.offset());
+        if first.wrap == self.used.wrap {
+            [start..end, 0..0]
+        } else {
+            [start..DESC_LEN * usize::from(self.parts.size), 0..end]
         }
     }
 

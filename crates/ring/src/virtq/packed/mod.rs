@@ -33,6 +33,8 @@ const DESC_FLAGS: usize = 14;
 const EVENT_OFF_WRAP: usize = 0;
 /// Offset of `flags` in an event suppression structure.
 const EVENT_FLAGS: usize = 2;
+/// Size of an event suppression structure, in bytes.
+const EVENT_LEN: usize = 4;
 const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;

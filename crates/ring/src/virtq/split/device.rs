@@ -1,9 +1,11 @@
 //! Device half of the split ring.
 
+use std::ops::Range;
+
 use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
-use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, load_idx};
+use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING, USED_ELEM_LEN, load_idx};
 use crate::index::{Idx, Untrusted};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed,
@@ -252,6 +254,26 @@ impl SplitDevice {
             let slot = self.avail_next.plus(4 * line).slot(self.parts.mask);
             self.parts.desc.prefetch(slot.offset(DESC_LEN));
         }
+    }
+
+    /// Bytes of the index in the used ring.
+    pub(crate) const INDEX: Range<usize> = IDX..IDX + 2;
+
+    /// Bytes of the used ring that hold the elements that are not published: in two parts, if they
+    /// wrap.
+    pub(crate) fn unpublished(&self) -> [Range<usize>; 2] {
+        let moved = self.used_next.since(self.used_published);
+        let first = self.parts.used_element(self.used_published);
+        let end = self.parts.avail_event();
+        let bytes = USED_ELEM_LEN * usize::from(moved);
+        let before_end = bytes.min(end - first);
+        [first..first + before_end, RING..RING + (bytes - before_end)]
+    }
+
+    /// Bytes of the used ring that `arm` and `disarm` write.
+    pub(crate) fn event_words(&self) -> [Range<usize>; 2] {
+        let at = if self.features.event_idx { self.parts.avail_event() } else { FLAGS };
+        [at..at + 2, 0..0]
     }
 
     pub(crate) fn publish(&mut self) {

@@ -25,6 +25,8 @@ const FLAGS: usize = 0;
 const IDX: usize = 2;
 /// Offset of `ring[0]` in the available and the used ring.
 const RING: usize = 4;
+/// Size of an element of the used ring, in bytes.
+const USED_ELEM_LEN: usize = 8;
 /// `VIRTQ_USED_F_NO_NOTIFY` and `VIRTQ_AVAIL_F_NO_INTERRUPT`.
 const NO_NOTIFICATION: u16 = 1;
 
@@ -74,7 +76,7 @@ impl Parts {
     /// Offset of the element of `idx` in the used ring.
     #[inline]
     fn used_element(&self, idx: Idx<u16>) -> usize {
-        RING + idx.slot(self.mask).offset(8)
+        RING + idx.slot(self.mask).offset(USED_ELEM_LEN)
     }
 
     /// Offset of `used_event`, in the available ring.
@@ -86,7 +88,7 @@ impl Parts {
     /// Offset of `avail_event`, in the used ring.
     #[inline]
     fn avail_event(&self) -> usize {
-        RING + 8 * usize::from(self.size)
+        RING + USED_ELEM_LEN * usize::from(self.size)
     }
 
     /// The parts of a modelled ring.

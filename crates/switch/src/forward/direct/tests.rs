@@ -75,6 +75,8 @@ impl Direct for Receiver {
 
     fn take_back(&mut self, _: usize, _: &mut [u8]) {}
 
+    fn discard(&mut self, _: usize, _: u32) {}
+
     fn record_failure(&mut self, _: usize, _: u32) -> Result<(), Fault> {
         Ok(())
     }

@@ -63,6 +63,8 @@ impl Direct for Receiver {
         out.copy_from_slice(&self.memory[at..at + out.len()]);
     }
 
+    fn discard(&mut self, _: usize, _: u32) {}
+
     fn record_failure(&mut self, _: usize, _: u32) -> Result<(), Fault> {
         Err(Fault("gone".into()))
     }

@@ -5,7 +5,7 @@ use crate::device::Kick;
 
 impl Rig {
     /// The state, and copies of its descriptors, as another process gets them.
-    fn exported(&self) -> (BackendState, Vec<OwnedFd>) {
+    pub(super) fn exported(&self) -> (BackendState, Vec<OwnedFd>) {
         let mut fds = Exported::default();
         let state = self.backend.export(&mut fds);
         let fds = fds.fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
@@ -28,7 +28,7 @@ impl Rig {
     }
 }
 
-fn import(state: &BackendState, fds: Vec<OwnedFd>) -> Result<Rig, ImportError> {
+pub(super) fn import(state: &BackendState, fds: Vec<OwnedFd>) -> Result<Rig, ImportError> {
     let fake = Fake::default();
     let options =
         Options { protocol_features: PROTOCOL_FEATURES, account: Arc::new(Account::default()) };

@@ -12,7 +12,7 @@ use switch::frame::{GSO_LEN_MAX, SEGS_MAX};
 use switch::port::Fault;
 use switch::vnet::{Offloads, VnetHdr};
 
-use super::super::{Active, LOST};
+use super::super::{Active, mark_written};
 use super::{HDR_MAX, VirtioEgress, header};
 
 /// Distance of the bytes accessed to check whether memory is lost.
@@ -55,6 +55,15 @@ impl VirtioEgress {
         let Some(Active { memory, hint, format, .. }) = &mut self.ring.active else { return };
         let chains = &self.taken.chains[self.next + i..];
         each_seg(memory, hint, &self.taken, chains, format.hdr_len..format.hdr_len + len, each);
+    }
+
+    /// Marks the room of a frame that the kernel wrote to, and that is not used.
+    fn mark_room(&mut self, i: usize, len: u32) {
+        let Some(Active { queue, format, .. }) = &mut self.ring.active else { return };
+        let end = u64::from(format.hdr_len) + u64::from(len);
+        if let Some(marks) = queue.marks() {
+            mark_written(marks, &self.taken, &self.taken.chains[self.next + i..], end);
+        }
     }
 }
 
@@ -139,6 +148,10 @@ impl Direct for VirtioEgress {
                 n += 1;
             }
             write_header(memory, hint, taken, &chains[..n], &header(hdr, format), format.hdr_len);
+            if let Some(marks) = queue.marks() {
+                let written = u64::from(*len) + u64::from(format.hdr_len);
+                mark_written(marks, taken, &chains[..n], written);
+            }
             *next += n;
             bytes += u64::from(*len);
             done += 1;
@@ -154,6 +167,11 @@ impl Direct for VirtioEgress {
     fn take_back(&mut self, i: usize, out: &mut [u8]) {
         let (mut at, len) = (0, out.len() as u32);
         self.each_seg(i, len, |seg| at += seg.as_seg().read(&mut out[at..]));
+        self.mark_room(i, len);
+    }
+
+    fn discard(&mut self, i: usize, len: u32) {
+        self.mark_room(i, len);
     }
 
     fn record_failure(&mut self, i: usize, len: u32) -> Result<(), Fault> {
@@ -165,9 +183,10 @@ impl Direct for VirtioEgress {
                 seg.advance(PAGE - 1);
             }
         });
+        self.mark_room(i, len);
         match &self.ring.active {
-            Some(active) if active.memory.is_lost() => Err(active.broken(LOST.into())),
-            _ => Ok(()),
+            Some(active) => active.lost().map_or(Ok(()), |why| Err(active.broken(why.into()))),
+            None => Ok(()),
         }
     }
 }

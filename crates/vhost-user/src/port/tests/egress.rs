@@ -2,17 +2,17 @@
 
 use super::*;
 
-struct Rx {
-    guest: Guest,
-    egress: VirtioEgress,
+pub(super) struct Rx {
+    pub(super) guest: Guest,
+    pub(super) egress: VirtioEgress,
     stats: Arc<EgressStats>,
     /// Buffers of each chain in the ring, oldest first, to find a used chain's contents.
-    posted: Vec<(u16, Vec<Buf>)>,
+    pub(super) posted: Vec<(u16, Vec<Buf>)>,
 }
 
 /// A frame as the guest receives it.
 #[derive(Debug, PartialEq, Eq)]
-struct Found {
+pub(super) struct Found {
     hdr: VnetHdr,
     /// Number of its chains, and `num_buffers` of its header.
     chains: u16,
@@ -20,7 +20,7 @@ struct Found {
 }
 
 impl Rx {
-    fn with(features: Features, format: Format) -> Self {
+    pub(super) fn with(features: Features, format: Format) -> Self {
         let (guest, device) = Guest::new(features);
         let stats = Arc::new(EgressStats::default());
         let mut egress = VirtioEgress::new(Arc::clone(&stats));
@@ -29,25 +29,29 @@ impl Rx {
         Self { guest, egress, stats, posted: Vec::new() }
     }
 
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(Features::default(), format())
     }
 
-    fn post_at(&mut self, bufs: Vec<Buf>) {
+    pub(super) fn post_at(&mut self, bufs: Vec<Buf>) {
         let id = self.guest.driver.add(&bufs).unwrap();
         self.guest.driver.publish();
         self.posted.push((id, bufs));
     }
 
     /// Posts one chain of buffers of these lengths.
-    fn post(&mut self, lens: &[u32]) {
+    pub(super) fn post(&mut self, lens: &[u32]) {
         let buf = |len: &u32| Buf { addr: self.guest.place(*len), len: *len, write: true };
         let bufs = lens.iter().map(buf).collect();
         self.post_at(bufs);
     }
 
     /// Puts and publishes; returns the number handled.
-    fn put(&mut self, frames: &[(VnetHdr, Vec<u8>)], snapshot: bool) -> Result<usize, Fault> {
+    pub(super) fn put(
+        &mut self,
+        frames: &[(VnetHdr, Vec<u8>)],
+        snapshot: bool,
+    ) -> Result<usize, Fault> {
         let mut burst = Burst::default();
         for (hdr, bytes) in frames {
             let first = burst.segs.len();
@@ -66,7 +70,7 @@ impl Rx {
         done
     }
 
-    fn one(&mut self, bytes: Vec<u8>) -> usize {
+    pub(super) fn one(&mut self, bytes: Vec<u8>) -> usize {
         self.put(&[(VnetHdr::NONE, bytes)], true).unwrap()
     }
 
@@ -458,4 +462,4 @@ fn room_for_the_shorter_of_two_held_frames_is_reported_before_sleep() {
 }
 
 mod direct;
-mod granted;
+pub(super) mod granted;

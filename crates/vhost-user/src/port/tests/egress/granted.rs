@@ -42,7 +42,7 @@ fn bytes(gref: u32) -> Vec<u8> {
 
 /// Puts a frame for each of `frames`: references of its first bytes and of the others. Pages below
 /// 100 exist. Returns the frames received, which ones were unreadable, and the calls to the host.
-fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
+pub(in super::super) fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     let pages = frames.iter().flat_map(|(a, b)| [*a, *b]).filter(|gref| *gref < 100);
     let host = Arc::new(Pages {
         pages: pages.map(|gref| (gref, bytes(gref))).collect(),
