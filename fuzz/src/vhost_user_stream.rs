@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
-use ring::virtq::{DeviceQueue, LayoutError, Taken};
+use ring::virtq::{DeviceQueue, LayoutError, RingLog, Taken};
 use shm::{GuestMemory, Mapping};
 use switch::account::Account;
 use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
@@ -204,7 +204,8 @@ impl Device for Checked {
         assert!(ring < RINGS, "ring {ring} does not exist");
         let mut state = self.0.lock().unwrap();
         assert!(!state.rings.contains_key(&ring), "ring {ring} started twice");
-        let queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;
+        let mut queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;
+        queue.set_log(setup.log);
         state.rings.insert(ring, queue);
         state.undecided = Some(ring);
         state.seen.started += 1;
@@ -224,6 +225,11 @@ impl Device for Checked {
         assert!(ring < RINGS, "ring {ring} does not exist");
         let mut state = self.0.lock().unwrap();
         state.undecided = state.undecided.filter(|undecided| *undecided != ring);
+    }
+
+    fn set_log(&mut self, ring: u16, log: Option<RingLog>) {
+        let mut state = self.0.lock().unwrap();
+        state.rings.get_mut(&ring).expect("a running ring").set_log(log);
     }
 
     fn set_call(&mut self, ring: u16, _: Option<Call>) {

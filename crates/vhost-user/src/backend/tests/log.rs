@@ -45,7 +45,9 @@ fn logging_begins_and_ends_on_running_rings() {
     let mut rig = Rig::ready(feature::VERSION_1);
     rig.ring(0, 256, 0);
     rig.ring(1, 256, 0);
-    [0, 1].map(|ring| rig.ok(R::SET_VRING_ENABLE, st(ring, 1)));
+    for ring in [0, 1] {
+        rig.ok(R::SET_VRING_ENABLE, st(ring, 1));
+    }
     rig.fake.did();
     rig.set_log();
     assert_eq!(rig.fake.did(), [], "nothing is logged yet");

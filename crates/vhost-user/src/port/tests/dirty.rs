@@ -287,7 +287,7 @@ fn truncated_log_stops_the_port() {
     assert_eq!(rx.one(frame(60, 2)), 1);
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 3))], true), Err(Fault(LOG_LOST.into())));
     // Another port, and this one after it has stopped, go on.
-    assert_eq!(rx.egress.deactivate().is_some(), true);
+    assert!(rx.egress.deactivate().is_some());
     let mut other = Rx::new();
     other.post(&[2000]);
     assert_eq!(other.one(frame(60, 1)), 1);
