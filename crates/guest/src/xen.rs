@@ -38,6 +38,12 @@ const KEEP_MAX: Duration = Duration::from_secs(5);
 /// Folder in which the kernel lists vifs and their drivers.
 const DEVICES: &str = "/sys/bus/xen/devices";
 
+/// Token of the event that xenstore was connected again.
+const RECONNECTED: &str = "reconnected";
+
+/// Attempts to connect to xenstore again.
+const RECONNECTS_MAX: u32 = 8;
+
 /// Options of a target.
 const OPTIONS: [&str; 5] = ["split", "smart-poll", "static", "hash", "multicast"];
 
@@ -208,6 +214,7 @@ struct Lost;
 
 /// A vif's connection, or an attempt.
 pub struct XenLink {
+    front: Arc<dyn Front>,
     handshake: Handshake<FrontRings>,
     home: Home,
     /// Its directory.
@@ -255,12 +262,13 @@ impl XenLink {
         let (fewest, ctrl) = (queues, statics);
         let multicast = !groups.is_empty();
         let options = FrontOptions { queues, fewest, split, ctrl, smart_poll, hash, multicast };
-        let rings = FrontRings::new(front, backend_domid, sizes);
+        let rings = FrontRings::new(Arc::clone(&front), backend_domid, sizes);
         let handshake = Handshake::new(dir.clone(), options, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
         let hashed = false;
         Ok(Self {
+            front,
             handshake,
             home,
             dir,
@@ -280,12 +288,12 @@ impl XenLink {
     pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
         let deadline = Instant::now() + limit;
         loop {
-            let status = self.handshake.poll(&mut self.home)?;
+            let status = self.poll()?;
             if let Status::Few(has) = status {
                 return Err(XenError::Queues { wanted: self.queues, has });
             }
             // Consumes the events that this check has covered.
-            if status == Status::Up && !self.home.events()?.is_empty() {
+            if status == Status::Up && !self.events()?.is_empty() {
                 continue;
             }
             if status == Status::Up
@@ -298,8 +306,54 @@ impl XenLink {
             if !os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
                 return Err(self.not_yet()?);
             }
-            self.home.events()?;
+            self.events()?;
         }
+    }
+
+    /// Takes the steps of the handshake that are due. If xenstore has disconnected, it continues
+    /// with another connection: a switch without Xen has xenstore's, and may be another process.
+    fn poll(&mut self) -> Result<Status, XenError> {
+        let mut polled = self.handshake.poll(&mut self.home);
+        for _ in 0..RECONNECTS_MAX {
+            if polled.is_ok() || !self.home.is_gone() {
+                break;
+            }
+            self.reconnect()?;
+            polled = self.handshake.poll(&mut self.home);
+        }
+        Ok(polled?)
+    }
+
+    /// Events of xenstore, by their tokens. If it has disconnected, there is one.
+    fn events(&mut self) -> Result<Vec<String>, XenError> {
+        match self.home.events() {
+            Err(_) if self.home.is_gone() => {
+                self.reconnect()?;
+                Ok(vec![RECONNECTED.into()])
+            }
+            events => Ok(events?),
+        }
+    }
+
+    /// Connects to xenstore again. The next process may be replaced meanwhile, too.
+    fn reconnect(&mut self) -> Result<(), XenError> {
+        let mut home = self.home_again();
+        for _ in 0..RECONNECTS_MAX {
+            match &home {
+                Err(XenError::Store(error)) if error.is_gone() => home = self.home_again(),
+                _ => break,
+            }
+        }
+        self.home = home?;
+        self.handshake.forget_watches();
+        Ok(())
+    }
+
+    fn home_again(&self) -> Result<Home, XenError> {
+        let mut home = Home::new(self.front.store()?)?;
+        // If this one is lost, so is the next request.
+        let _ = home.watch(&format!("{}/backend", self.dir), "front");
+        Ok(home)
     }
 
     /// Requests hash and static grants over the control ring; first withdraws grants that the back
@@ -403,7 +457,7 @@ impl XenLink {
     /// our rings gets the requests over the control ring again.
     pub fn is_gone(&mut self) -> bool {
         if !self.gone {
-            self.gone = match self.home.events() {
+            self.gone = match self.events() {
                 Ok(events) if events.is_empty() => false,
                 Ok(events) => self.handle(&events).is_err(),
                 Err(_) => true,
@@ -414,8 +468,9 @@ impl XenLink {
 
     /// Handles events. `Err`: the rings must not be used any more.
     fn handle(&mut self, events: &[String]) -> Result<(), Lost> {
-        let status = self.handshake.poll(&mut self.home).map_err(|_| Lost)?;
-        if self.handshake.rings().is_stopped() {
+        let status = self.poll().map_err(|_| Lost)?;
+        let reconnected = events.iter().any(|token| token == RECONNECTED);
+        if self.handshake.rings().is_stopped() || reconnected && status != Status::Up {
             return Err(Lost);
         }
         // No state shows whether the back end is a new process: InitWait and Connected may arrive
@@ -443,9 +498,9 @@ impl XenLink {
             let _ = ctrl.finish(KEEP_MAX);
         }
         self.handshake.leave();
-        while let Ok(Status::Up | Status::Waiting) = self.handshake.poll(&mut self.home)
+        while let Ok(Status::Up | Status::Waiting) = self.poll()
             && os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
-            && self.home.events().is_ok()
+            && self.events().is_ok()
         {}
     }
 }

@@ -26,6 +26,7 @@ mod takeover;
 mod tenants;
 mod upgrade;
 mod vhost;
+mod vifs;
 mod why;
 mod xen;
 
@@ -463,7 +464,8 @@ impl System {
         self.install_and(all, true);
     }
 
-    /// The same; `connects`: ports in client mode connect now, or else when their time comes.
+    /// The same; `connects`: ports in client mode connect and vifs start now, or else when their
+    /// time comes.
     fn install_and(&mut self, all: Vec<Prepared>, connects: bool) {
         for Prepared { state, .. } in &all {
             let at = usize::from(state.port.id.0);
@@ -495,7 +497,9 @@ impl System {
             if client && connects {
                 self.connect(&name);
             }
-            self.start_xen(&name);
+            if connects {
+                self.start_xen(&name);
+            }
         }
         self.refresh_mirrors();
     }

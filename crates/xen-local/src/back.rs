@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use os::{Carries, Epoll, Listener, Permissions, Received};
 use shm::{Access, Area, Domain, GRANT_LEN, Mapping, Private};
-use xen_netif::host::{self, Channel, HostError};
+use xen_netif::host::{self, Bound, Channel, HostError};
 use xen_netif::store::{Access as May, Perm, Store, StoreError};
 
 use super::grants::{self, Memory};
@@ -20,6 +20,10 @@ use super::{
 };
 use crate::Error;
 use crate::store::{Limits, Server};
+
+mod handover;
+
+pub use handover::BackState;
 
 /// Maximum time for the back half to close after its guest disconnected.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
@@ -32,10 +36,43 @@ const BACK_DIR: &str = "/local/domain/0/backend/vif/1/0";
 pub struct Back {
     shared: Arc<Shared>,
     stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    running: Mutex<Running>,
     server: Option<Server>,
-    /// The directory, if it was created here.
-    created: Option<PathBuf>,
+    /// Its listeners, for another process: the hypervisor's and the store's.
+    listeners: [Kept; 2],
+    /// The directory.
+    dir: PathBuf,
+    /// Whether the directory was created here, and is removed with the sockets.
+    created: AtomicBool,
+}
+
+/// A listener's descriptor, and device and inode of its name.
+#[derive(Clone)]
+struct Kept {
+    fd: Arc<OwnedFd>,
+    made: Option<(u64, u64)>,
+}
+
+impl Kept {
+    fn of(listener: &Listener) -> std::io::Result<Self> {
+        let fd = Arc::new(listener.as_fd().try_clone_to_owned()?);
+        Ok(Self { fd, made: listener.made() })
+    }
+
+    fn adopt(&self, path: &Path) -> std::io::Result<Listener> {
+        let mut listener = Listener::adopt(self.fd.try_clone()?, path, self.made);
+        listener.own();
+        Ok(listener)
+    }
+}
+
+/// The hypervisor's side of the front end, in its thread or not.
+enum Running {
+    /// Of another process, and not started.
+    Imported(Option<Arc<OwnedFd>>),
+    Thread(JoinHandle<Box<Host>>),
+    Paused(Box<Host>),
+    Ended,
 }
 
 #[derive(Default)]
@@ -48,6 +85,9 @@ impl Shared {
 }
 
 struct Guest {
+    /// Its memory and its grant table.
+    files: [Arc<OwnedFd>; 2],
+    pages: u32,
     memory: Arc<Memory>,
     domain: Arc<Domain>,
     ports: BTreeMap<u32, Port>,
@@ -68,6 +108,14 @@ impl Drop for Guest {
     }
 }
 
+fn spawn(mut host: Box<Host>) -> std::io::Result<JoinHandle<Box<Host>>> {
+    let run = move || {
+        host.run();
+        host
+    };
+    std::thread::Builder::new().name("xen-local".into()).spawn(run)
+}
+
 impl Back {
     /// Serves `dir`, which is created if it does not exist. Its sockets, and the directory if it is
     /// created, have these permissions.
@@ -76,32 +124,73 @@ impl Back {
     /// [`Error`]: for instance another back end serves the directory.
     pub fn open(dir: &Path, permissions: &Permissions) -> Result<Self, Error> {
         let created = match os::create_directory(dir, permissions) {
-            Ok(created) => created.then(|| dir.to_path_buf()),
+            Ok(created) => created,
             Err(error) => return Err(Error::Directory { dir: dir.into(), error }),
         };
-        let os = |what| move |error| Error::Os { at: dir.into(), what, error };
-        let stop = Arc::new(os::eventfd().map_err(os("eventfd"))?);
-        let mut back = Self { shared: Arc::default(), stop, thread: None, server: None, created };
         // This socket first: it fails if another back end serves the directory.
-        let listener = Listener::bind(&dir.join(HYPERVISOR), Carries::Messages, permissions)?;
+        let opened = Listener::bind(&dir.join(HYPERVISOR), Carries::Messages, permissions)
+            .map_err(Error::from)
+            .and_then(|listener| Self::serve(dir, listener, permissions));
+        match opened {
+            Ok(back) => {
+                back.created.store(created, Ordering::Relaxed);
+                Ok(back)
+            }
+            Err(error) => {
+                if created {
+                    let _ = std::fs::remove_dir(dir);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn serve(dir: &Path, listener: Listener, permissions: &Permissions) -> Result<Self, Error> {
+        let os = |what| move |error| Error::Os { at: dir.into(), what, error };
         let server = Server::start(Limits::XENSTORED)?;
-        server.listen(&dir.join(STORE), FRONT, permissions)?;
+        let store = Listener::bind(&dir.join(STORE), Carries::Stream, permissions)?;
+        let listeners = [Kept::of(&listener), Kept::of(&store)];
+        let [hypervisor, of_store] = listeners;
+        let listeners = [hypervisor.map_err(os("dup"))?, of_store.map_err(os("dup"))?];
+        server.serve(store, FRONT);
+        let mut back = Self {
+            shared: Arc::default(),
+            stop: Arc::new(os::eventfd().map_err(os("eventfd"))?),
+            running: Mutex::new(Running::Ended),
+            server: Some(server),
+            listeners,
+            dir: dir.into(),
+            created: AtomicBool::new(false),
+        };
+        let host = back.host(listener, None)?;
+        back.running = Mutex::new(Running::Thread(spawn(host).map_err(os("thread"))?));
+        Ok(back)
+    }
+
+    /// The hypervisor's side, with a front end's connection if there is one.
+    fn host(&self, listener: Listener, front: Option<Arc<OwnedFd>>) -> Result<Box<Host>, Error> {
+        let os = |what| move |error| Error::Os { at: self.dir.clone(), what, error };
         let epoll = Epoll::new().map_err(os("epoll"))?;
-        epoll.add(back.stop.as_fd(), STOP).map_err(os("epoll"))?;
+        epoll.add(self.stop.as_fd(), STOP).map_err(os("epoll"))?;
         epoll.add(listener.as_fd(), LISTENER).map_err(os("epoll"))?;
-        let host = Host {
-            shared: Arc::clone(&back.shared),
-            stop: Arc::clone(&back.stop),
+        if let Some(front) = &front {
+            epoll.add(front.as_fd(), PEER).map_err(os("epoll"))?;
+            epoll.change(listener.as_fd(), LISTENER, false, false).map_err(os("epoll"))?;
+        }
+        let server = self.server.as_ref().expect("until it is dropped");
+        Ok(Box::new(Host {
+            shared: Arc::clone(&self.shared),
+            stop: Arc::clone(&self.stop),
             store: server.connect(BACK)?,
-            mac: mac(dir),
+            mac: mac(&self.dir),
             epoll,
             listener,
-            front: None,
-        };
-        back.server = Some(server);
-        let thread = std::thread::Builder::new().name("xen-local".into());
-        back.thread = Some(thread.spawn(move || host.run()).map_err(os("thread"))?);
-        Ok(back)
+            front,
+        }))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -151,6 +240,13 @@ impl host::Back for Back {
         Ok(channel.on_close(move || bound.store(false, Ordering::Release)))
     }
 
+    /// Ports are bound anew: what another process bound is not known here.
+    fn rebind(&self, domid: u16, port: u32, _: Bound) -> Result<Channel, HostError> {
+        self.bind(domid, port)
+    }
+
+    fn unbind(&self, _: &Bound) {}
+
     /// A directory has one back end: a second one cannot open it.
     fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
         None
@@ -159,15 +255,14 @@ impl host::Back for Back {
 
 impl Drop for Back {
     fn drop(&mut self) {
-        os::signal(self.stop.as_fd());
-        if let Some(thread) = self.thread.take() {
-            // It does not panic; an error would leave nothing to stop.
-            let _ = thread.join();
-        }
+        let owns = !matches!(*self.running(), Running::Imported(_));
+        self.pause();
+        *self.running() = Running::Ended;
+        drop(self.shared.lock().take());
         self.server = None;
-        if let Some(dir) = &self.created {
+        if owns && self.created.load(Ordering::Relaxed) {
             // Fails if it contains other files.
-            let _ = std::fs::remove_dir(dir);
+            let _ = std::fs::remove_dir(&self.dir);
         }
     }
 }
@@ -193,16 +288,24 @@ struct Host {
     mac: String,
     epoll: Epoll,
     listener: Listener,
-    front: Option<OwnedFd>,
+    front: Option<Arc<OwnedFd>>,
 }
 
 impl Host {
-    fn run(mut self) {
+    /// Serves the front end until it is stopped.
+    fn run(&mut self) {
+        if self.front.is_none() {
+            // An earlier process did not finish this.
+            self.remove_back();
+        }
         // A failing epoll set is our bug; the front end notices that its connection closes.
         while let Ok(ready) = self.epoll.wait(None) {
             for ready in ready {
                 match ready.tag {
-                    STOP => return drop(self.shared.lock().take()),
+                    STOP => {
+                        os::drain(self.stop.as_fd());
+                        return;
+                    }
                     LISTENER => self.accept(),
                     _ if self.serve().is_none() => self.close(),
                     _ => {}
@@ -221,7 +324,7 @@ impl Host {
         {
             // This cannot fail for a descriptor in the set.
             let _ = self.epoll.change(self.listener.as_fd(), LISTENER, false, false);
-            self.front = Some(socket);
+            self.front = Some(Arc::new(socket));
         }
     }
 
@@ -238,7 +341,8 @@ impl Host {
         let mut guest = self.shared.lock();
         match (message.what, guest.as_mut()) {
             (HELLO, None) if message.a == VERSION => {
-                *guest = Some(register(message.b, fds)?);
+                let files = <[OwnedFd; 2]>::try_from(fds).ok()?;
+                *guest = Some(register(message.b, files.map(Arc::new))?);
                 drop(guest);
                 // On an error (quotas), the front end is disconnected.
                 self.create().ok()?;
@@ -314,41 +418,51 @@ impl Host {
         if self.shared.lock().take().is_some() {
             let _ = self.store.rm(FRONT_HOME);
             let _ = self.store.release(FRONT);
-            self.wait_closed();
-            let _ = self.store.rm(BACK_DIR);
+            self.remove_back();
         }
         let _ = self.epoll.change(self.listener.as_fd(), LISTENER, true, false);
     }
 
-    /// Waits for the back half to close, if there is one, for a limited time, as a toolstack does.
-    fn wait_closed(&self) {
+    /// Removes the back half's directory, if there is one, when it has closed.
+    fn remove_back(&self) {
+        let exists = matches!(self.store.read(&format!("{BACK_DIR}/frontend")), Ok(Some(_)));
+        if exists && self.wait_closed() {
+            let _ = self.store.rm(BACK_DIR);
+        }
+    }
+
+    /// Waits for the back half to close for a limited time, as a toolstack does; false: this side
+    /// was stopped.
+    fn wait_closed(&self) -> bool {
         const TOKEN: &str = "close";
         let state = format!("{BACK_DIR}/state");
         let begun = |state: Option<String>| state.is_some_and(|s| s != "6" && s != "1");
-        let Ok(epoll) = Epoll::new() else { return };
+        let Ok(epoll) = Epoll::new() else { return true };
         let added = [self.stop.as_fd(), self.store.as_fd()];
         if added.into_iter().zip(0..).any(|(fd, tag)| epoll.add(fd, tag).is_err())
             || self.store.write(&format!("{BACK_DIR}/online"), "0").is_err()
             || self.store.watch(&state, TOKEN).is_err()
         {
-            return;
+            return true;
         }
         let deadline = Instant::now() + CLOSE_WAIT;
-        while begun(self.store.read(&state).unwrap_or(None)) {
+        let mut stopped = false;
+        while !stopped && begun(self.store.read(&state).unwrap_or(None)) {
             let left = deadline.saturating_duration_since(Instant::now());
             let ready = epoll.wait(Some(left)).unwrap_or_default();
-            if left.is_zero() || ready.iter().any(|r| r.tag == STOP) || self.store.events().is_err()
-            {
+            stopped = ready.iter().any(|r| r.tag == STOP);
+            if left.is_zero() || self.store.events().is_err() {
                 break;
             }
         }
         let _ = self.store.unwatch(&state, TOKEN);
+        !stopped
     }
 }
 
 /// Maps a front end's memory and table; `None` if they are invalid.
-fn register(pages: u32, fds: Vec<OwnedFd>) -> Option<Guest> {
-    let [memory, table] = <[OwnedFd; 2]>::try_from(fds).ok()?;
+fn register(pages: u32, files: [Arc<OwnedFd>; 2]) -> Option<Guest> {
+    let [memory, table] = &files;
     if pages == 0 || pages > PAGES_MAX {
         return None;
     }
@@ -364,5 +478,5 @@ fn register(pages: u32, fds: Vec<OwnedFd>) -> Option<Guest> {
     let table = Area::of(&table, 0, table_len)?;
     let memory = Arc::new(Memory::new(memory, table, entries, pages));
     let domain = grants::all().add(Arc::clone(&memory))?;
-    Some(Guest { memory, domain, ports: BTreeMap::new(), next_port: 1 })
+    Some(Guest { files, pages, memory, domain, ports: BTreeMap::new(), next_port: 1 })
 }

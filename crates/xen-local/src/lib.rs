@@ -27,7 +27,7 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
-pub use back::Back;
+pub use back::{Back, BackState};
 pub use error::Error;
 pub use front::Front;
 

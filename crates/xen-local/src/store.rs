@@ -19,7 +19,7 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use switch::time::Instant;
 use xen_netif::store::{Access, Perm, Store, StoreError};
 
 pub use self::exchange::{Exchange, Usage};
+pub use self::tree::TreeState;
 
 use self::connection::Connection;
 use self::events::EventQueues;
@@ -70,10 +71,17 @@ impl Limits {
     };
 }
 
-/// A running store. Its sockets are removed on drop.
+/// A store. Its sockets are removed on drop.
 pub struct Server {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    running: Mutex<Running>,
+}
+
+/// The service, in its thread or not.
+enum Running {
+    Thread(JoinHandle<Box<Service>>),
+    Paused(Box<Service>),
+    Ended,
 }
 
 struct Shared {
@@ -88,27 +96,89 @@ enum Command {
     Stop,
 }
 
+fn os_error(what: &'static str) -> impl FnOnce(std::io::Error) -> StoreError {
+    move |error| StoreError::Os { name: "xen-local".into(), what, error }
+}
+
+fn spawn(mut service: Box<Service>) -> Result<JoinHandle<Box<Service>>, StoreError> {
+    let run = move || {
+        // A request can take milliseconds (a commit of many nodes); workers that share the CPU
+        // preempt it. Without the priority it runs like any other thread.
+        let _ = rustix::process::nice(10);
+        service.run();
+        service
+    };
+    let thread = std::thread::Builder::new().name("xenstore".into()).spawn(run);
+    thread.map_err(os_error("thread"))
+}
+
 impl Server {
     /// Starts an empty store.
     ///
     /// # Errors
     /// Out of descriptors or threads.
     pub fn start(limits: Limits) -> Result<Self, StoreError> {
-        let os = |what| move |error| StoreError::Os { name: "xen-local".into(), what, error };
-        let wake = os::eventfd().map_err(os("eventfd"))?;
-        let epoll = Epoll::new().map_err(os("epoll"))?;
-        epoll.add(wake.as_fd(), WAKE).map_err(os("epoll"))?;
+        Self::with(limits, Tree::new(&[Perm::new(Access::Read, 0)]))
+    }
+
+    /// Starts the store of another process. Its clients have to connect again.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn import(limits: Limits, tree: TreeState) -> Result<Self, StoreError> {
+        Self::with(limits, Tree::import(tree))
+    }
+
+    fn with(limits: Limits, tree: Tree) -> Result<Self, StoreError> {
+        let wake = os::eventfd().map_err(os_error("eventfd"))?;
+        let epoll = Epoll::new().map_err(os_error("epoll"))?;
+        epoll.add(wake.as_fd(), WAKE).map_err(os_error("epoll"))?;
         let shared = Arc::new(Shared { wake, commands: Mutex::default() });
-        let service = Service::new(Arc::clone(&shared), epoll, limits);
-        let thread = std::thread::Builder::new().name("xenstore".into());
-        let run = move || {
-            // A request can take milliseconds (a commit of many nodes); workers that share the CPU
-            // preempt it. Without the priority it runs like any other thread.
-            let _ = rustix::process::nice(10);
-            service.run();
-        };
-        let thread = thread.spawn(run).map_err(os("thread"))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let service = Service::new(Arc::clone(&shared), epoll, limits, tree);
+        let running = Mutex::new(Running::Thread(spawn(Box::new(service))?));
+        Ok(Self { shared, running })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves no requests until [`resume`](Self::resume); they wait.
+    pub fn pause(&self) {
+        let mut running = self.running();
+        if !matches!(*running, Running::Thread(_)) {
+            return;
+        }
+        self.shared.command(Command::Stop);
+        // It does not panic; an error would leave nothing to resume.
+        if let Running::Thread(thread) = std::mem::replace(&mut *running, Running::Ended)
+            && let Ok(service) = thread.join()
+        {
+            *running = Running::Paused(service);
+        }
+    }
+
+    /// Serves requests again.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub fn resume(&self) -> Result<(), StoreError> {
+        let mut running = self.running();
+        match std::mem::replace(&mut *running, Running::Ended) {
+            Running::Paused(service) => *running = Running::Thread(spawn(service)?),
+            other => *running = other,
+        }
+        // For commands that came meanwhile.
+        os::signal(self.shared.wake.as_fd());
+        Ok(())
+    }
+
+    /// Returns all nodes of a paused store, for another process.
+    pub fn export(&self) -> Option<TreeState> {
+        match &*self.running() {
+            Running::Paused(service) => Some(service.tree.export()),
+            _ => None,
+        }
     }
 
     /// Listens at `path`; clients act for domain `domid`.
@@ -121,9 +191,13 @@ impl Server {
         domid: u16,
         permissions: &Permissions,
     ) -> Result<(), StoreError> {
-        let listener = Listener::bind(path, Carries::Stream, permissions)?;
-        self.shared.command(Command::Listen(listener, domid));
+        self.serve(Listener::bind(path, Carries::Stream, permissions)?, domid);
         Ok(())
+    }
+
+    /// Listens with this socket; clients act for domain `domid`.
+    pub fn serve(&self, listener: Listener, domid: u16) {
+        self.shared.command(Command::Listen(listener, domid));
     }
 
     /// Connects a client in this process that acts for domain `domid`.
@@ -144,11 +218,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.command(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            // It does not panic; an error would leave nothing to stop.
-            let _ = thread.join();
-        }
+        self.pause();
     }
 }
 
@@ -179,12 +249,12 @@ struct Service {
 }
 
 impl Service {
-    fn new(shared: Arc<Shared>, epoll: Epoll, limits: Limits) -> Self {
+    fn new(shared: Arc<Shared>, epoll: Epoll, limits: Limits, tree: Tree) -> Self {
         Self {
             shared,
             epoll,
             limits,
-            tree: Tree::new(&[Perm::new(Access::Read, 0)]),
+            tree,
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             next: WAKE + 1,
@@ -194,7 +264,7 @@ impl Service {
         }
     }
 
-    fn run(mut self) {
+    fn run(&mut self) {
         // A failing epoll set is our bug; clients notice that their connections close.
         while let Ok(ready) = self.epoll.wait(self.timeout(shares::now())) {
             for ready in ready {
@@ -242,11 +312,15 @@ impl Service {
     /// Runs pending commands. Returns whether to continue.
     fn run_commands(&mut self) -> bool {
         os::drain(self.shared.wake.as_fd());
-        let commands = {
-            let mut pending = self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *pending)
-        };
-        for command in commands {
+        loop {
+            let command = {
+                let mut pending =
+                    self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
+                if pending.is_empty() {
+                    break;
+                }
+                pending.remove(0)
+            };
             match command {
                 Command::Stop => return false,
                 Command::Serve(socket, domid) => self.add(socket, domid, false),

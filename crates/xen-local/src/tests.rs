@@ -12,6 +12,7 @@ use xen_netif::host::{self, Front as _, HostError, SharedChannel};
 
 use super::*;
 
+mod handover;
 mod home;
 mod plug;
 mod rings;

@@ -26,11 +26,11 @@ pub(crate) use keys::decimal;
 pub use keys::{
     CtrlKeys, FEATURES, FrontFeatures, Offer, QUEUES_MAX, QueueKeys, Refused, Request, without,
 };
-pub use plug::{Queues, Socket};
+pub use plug::{KeptRings, Queues, RingPositions, RingsState, Socket};
 pub use state::State;
 pub use store::Home;
 pub use tree::{Failure, Tree};
-pub use vif::{Handshake, Plug, Settings, Status, VifId};
+pub use vif::{Handshake, Plug, Settings, Status, VifId, VifState};
 
 /// Maximum MTU of a vif, in bytes.
 pub const MTU_MAX: u16 = 9216;

@@ -10,6 +10,7 @@ mod channel;
 mod error;
 pub mod xen;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Private, Region, Seg, SegMut};
@@ -22,6 +23,10 @@ use crate::store::{Store, StoreError};
 
 /// Size of a granted page.
 const PAGE: usize = GRANT_LEN as usize;
+
+/// A bound event channel that another process can use: the descriptor to which it is bound, and our
+/// port.
+pub type Bound = (Arc<OwnedFd>, u32);
 
 /// Host interface of a vif's back half.
 pub trait Back: Send + Sync {
@@ -57,6 +62,16 @@ pub trait Back: Send + Sync {
     /// # Errors
     /// [`HostError`]: for instance a missing port.
     fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError>;
+
+    /// Binds a domain's event channel that another process of this back end has bound. It stays
+    /// bound when the channel is dropped, until [`unbind`](Self::unbind).
+    ///
+    /// # Errors
+    /// As for [`bind`](Self::bind).
+    fn rebind(&self, domid: u16, port: u32, bound: Bound) -> Result<Channel, HostError>;
+
+    /// Unbinds an event channel for all processes, if it is bound.
+    fn unbind(&self, bound: &Bound);
 
     /// The other back end that serves this vif, with advice; `None`: no other.
     fn claimed_by(&self, domid: u16, devid: u32) -> Option<String>;
@@ -162,6 +177,11 @@ impl StaticPage {
     pub fn seg_mut(&self, offset: u16, len: u16) -> Option<SegMut<'_>> {
         let place = self.place(offset, len).filter(|_| !self.readonly)?;
         self.mapping.seg_mut(place, len.into())
+    }
+
+    /// Whether it may only be read.
+    pub fn is_readonly(&self) -> bool {
+        self.readonly
     }
 
     fn place(&self, offset: u16, len: u16) -> Option<usize> {

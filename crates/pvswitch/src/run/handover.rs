@@ -16,11 +16,13 @@ use api::config::ConfigText;
 use os::HandoverError;
 use serde::{Deserialize, Serialize};
 use vhost_user::connection::ConnectionState;
+use xen_netif::back::RingPositions;
 
 use super::keep::StoreState;
+use super::vifs::XenOffer;
 
 /// Version of all messages; a program takes over from the same version only.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Last message of the old process.
 pub(super) const GO: &[u8] = b"go";
 
@@ -71,6 +73,8 @@ pub(super) struct PortOffer {
     pub(super) connection: Option<ConnectionState>,
     /// Queues of a TAP, and whether the switch created it.
     pub(super) tap: Option<(Vec<u32>, bool)>,
+    /// A vif.
+    pub(super) xen: Option<XenOffer>,
     pub(super) faults: u64,
     pub(super) connections: u64,
     pub(super) errors: BTreeMap<String, u64>,
@@ -108,6 +112,8 @@ pub(super) struct PortHanded {
     pub(super) name: String,
     /// Positions of running rings, by index.
     pub(super) positions: Vec<(u16, u32)>,
+    /// The same of a vif.
+    pub(super) vif: Option<RingPositions>,
     /// Counters other than 0 of each queue.
     pub(super) ingress: Vec<Counters>,
     pub(super) egress: Vec<Counters>,

@@ -318,7 +318,7 @@ impl System {
             let id = state.port.id.0;
             let began = Instant::now();
             let mut fds = Exported { first: first(id), ..Exported::default() };
-            let offer = port_offer(state, &mut fds, false);
+            let offer = port_offer(state, &self.xen, &mut fds, false);
             let key = format!("p{id}");
             let stored = os::pack(VERSION, &encode(&offer, &[]), &fds.fds).and_then(|parts| {
                 let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();

@@ -27,6 +27,7 @@ use super::handover::{
 use super::keep::StoreState;
 use super::reload::Leaving;
 use super::vhost::backend_of;
+use super::vifs::{XenInherited, XenOffer};
 use super::{Attach, Event, RunError, System};
 use crate::config::Origin;
 use crate::demo::format::plural;
@@ -79,6 +80,8 @@ pub(super) struct Inherited {
     pub(super) listeners: BTreeMap<String, Listener>,
     /// Queues of TAPs, and whether the switch created them, by name of the port.
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
+    /// Vifs by name of the port.
+    pub(super) xen: BTreeMap<String, XenInherited>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
     /// Descriptors by name that the starter of this process, or of the first before it, passed.
@@ -200,6 +203,9 @@ impl Takeover {
                 let queues = queues.iter().map(|at| fds.take(*at)).collect::<Result<_, _>>()?;
                 all.taps.insert(port.name.clone(), (queues, *created));
             }
+            if let Some(offer) = &port.xen {
+                all.xen.insert(port.name.clone(), offer.take(fds)?);
+            }
         }
         Ok(all)
     }
@@ -285,6 +291,7 @@ impl System {
         // The switch is ours now.
         let killed = takeover.is_after_kill();
         self.own_sockets();
+        self.resume_local();
         served.into_iter().for_each(|served| self.pool.serve(served));
         let of_port: HashMap<_, _> = handed.ports.iter().map(|port| (&*port.name, port)).collect();
         for offer in &takeover.offer.ports {
@@ -300,6 +307,7 @@ impl System {
         let now = os::monotonic().as_nanos() as u64;
         let outage = Duration::from_nanos(now.saturating_sub(since));
         drop(frozen);
+        self.settle_vifs();
         self.taken_over = Some(TakenOver { from: takeover.offer.pid, outage, killed });
         self.settle_ports(&takeover.offer);
         let (pid, us) = (takeover.offer.pid, outage.as_micros());
@@ -317,7 +325,9 @@ impl System {
     /// After a kill: adds ports of the configuration that were not kept.
     fn add_missing(&mut self, offer: &Offer) {
         for text in self.config.ports.clone() {
-            if !offer.ports.iter().any(|port| port.name == text.name)
+            let is_auto = self.xen_auto.as_ref().is_some_and(|auto| auto.name == text.name);
+            if !is_auto
+                && !offer.ports.iter().any(|port| port.name == text.name)
                 && let Err(error) = self.insert_port(&PortSpec::from(&text))
             {
                 tracing::error!(port = text.name, "not restored: {error}");
@@ -334,10 +344,16 @@ impl System {
             Source::Store(left) => Some(&**left),
         };
         let (mut all, mut served) = (Vec::new(), Vec::new());
+        match self.adopt_auto() {
+            Err(error) if left.is_some() => tracing::error!("xen:auto: {error}"),
+            result => result?,
+        }
         for port in &offer.ports {
-            let text = self.config.port(&port.name);
-            let text = text.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)));
-            let spec = text.map(PortSpec::from);
+            let spec = match port.xen.as_ref().and_then(XenOffer::found) {
+                Some(vif) => self.spec_of_found(vif),
+                None => self.config.port(&port.name).map(PortSpec::from),
+            };
+            let spec = spec.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)));
             let prepared = spec
                 .and_then(|spec| self.prepare_port(&spec, PortId(port.id), &Leaving::default()));
             match prepared {
@@ -372,6 +388,9 @@ impl System {
                     }
                     result => result.map_err(|e| error(&format!("port '{}': {e}", port.name)))?,
                 }
+            }
+            if let Some(offer) = &port.xen {
+                self.adopt_vif(&port.name, offer);
             }
             self.import_records(port);
         }
@@ -449,7 +468,9 @@ impl System {
             }
         }
         let mut failed = None;
-        if let Attach::VhostUser(vhost) = &mut state.attach
+        if matches!(state.attach, Attach::Xen(_)) {
+            self.resume_vif(name, handed.vif.as_ref());
+        } else if let Attach::VhostUser(vhost) = &mut state.attach
             && let Some(connection) = &mut vhost.connection
         {
             connection.own();
@@ -460,7 +481,7 @@ impl System {
             };
             failed = resumed.err();
         }
-        if let Attach::Tap(tap) = &state.attach {
+        if let Some(Attach::Tap(tap)) = self.ports.get(name).map(|state| &state.attach) {
             let unsent = handed.unsent.iter().map(|queue| {
                 let frames = queue.iter().filter_map(|frame| bytes_of(frame, frames));
                 frames.map(|(hdr, bytes)| (hdr, bytes.to_vec())).collect()

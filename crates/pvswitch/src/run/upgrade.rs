@@ -4,6 +4,7 @@
 //! The new process is started with one end of a socket pair as its standard input. Until the last
 //! message everything can fail, and this process keeps running.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ use super::handover::{
     VERSION, decode, encode,
 };
 use super::takeover::LEFT_BY;
-use super::{Attach, PortState, RunError, System};
+use super::vifs as xen;
+use super::{Attach, Hypervisor, PortState, RunError, System, XenBus};
 
 /// Longest time for the new process to get ready. `ctl` waits for a little longer.
 const PREPARE_MAX: Duration = Duration::from_secs(8);
@@ -116,14 +118,11 @@ impl System {
     /// # Errors
     /// It did not start or refused; this process keeps running as before.
     pub(super) fn upgrade(&mut self, program: Option<&Path>) -> Result<Value, RunError> {
-        if !self.xen.is_empty() {
-            let what = "a switch with Xen vifs cannot be upgraded: their rings are not handed to \
-                        another process; restart the switch, front-ends reconnect";
-            return Err(RunError::Request(what.into()));
-        }
         let program = program.unwrap_or(&self.program).to_path_buf();
+        self.pause_local();
         let handed_over = self.hand_over(&program);
         if handed_over.is_err() {
+            self.resume_local();
             self.accept_http(true);
             // The other process has requested all offloads of TAPs from the kernel.
             self.restore_offloads();
@@ -165,14 +164,14 @@ impl System {
 
     /// All that does not change while this thread waits.
     fn offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
-        let offer = self.switch_offer(fds);
+        let (offer, buses) = (self.switch_offer(fds), &self.xen);
         let activated = self.inherited.activated.iter();
         let activated = activated.map(|(name, fd)| (name.clone(), export_fd(fds, fd.as_fd())));
         let activated = activated.collect();
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|state| state.port.id.0);
         Offer {
-            ports: ports.into_iter().map(|state| port_offer(state, fds, true)).collect(),
+            ports: ports.into_iter().map(|state| port_offer(state, buses, fds, true)).collect(),
             addresses: self.learned(),
             keep: self.keep.as_ref().map(|keep| keep.export(fds)),
             activated,
@@ -229,6 +228,7 @@ impl System {
                 senders.push((std::sync::Arc::as_ptr(&ingress.stats), (state.port.id.0, queue)));
             }
         }
+        let buses = &self.xen;
         let mut ports: Vec<_> = self.ports.values_mut().collect();
         ports.sort_by_key(|state| state.port.id.0);
         let ports = ports.into_iter().map(|state| {
@@ -250,11 +250,15 @@ impl System {
                 _ => None,
             };
             let positions = positions.map(|c| c.backend_mut().positions()).unwrap_or_default();
+            let vif = match &state.attach {
+                Attach::Xen(port) => xen::positions(buses, port),
+                _ => None,
+            };
             // Last: the above may call a guest, which is counted.
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
             let name = state.spec.name.clone();
-            PortHanded { name, positions, ingress, egress, held, unsent }
+            PortHanded { name, positions, vif, ingress, egress, held, unsent }
         });
         let ports = ports.collect();
         Handed { stopped_ns, ports, addresses }
@@ -274,6 +278,7 @@ fn bare(state: &PortState) -> PortOffer {
 /// `parts`: also a connection in the middle of a message, whose rest the next process reads.
 pub(super) fn port_offer<'a>(
     state: &'a PortState,
+    buses: &'a BTreeMap<Hypervisor, XenBus>,
     fds: &mut Exported<'a>,
     parts: bool,
 ) -> PortOffer {
@@ -292,7 +297,9 @@ pub(super) fn port_offer<'a>(
             let queues = tap.fds.iter().map(|fd| export_fd(fds, fd.as_fd()));
             offer.tap = Some((queues.collect(), tap.created));
         }
-        Attach::Xen(_) | Attach::Null => {}
+        Attach::Xen(port) if parts => offer.xen = xen::offer(buses, port, fds),
+        Attach::Xen(_) => {}
+        Attach::Null => {}
     }
     offer
 }

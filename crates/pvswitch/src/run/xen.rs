@@ -22,8 +22,10 @@ use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::reload::Leaving;
 use super::vhost::jitter;
+use super::vifs::XenInherited;
 use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
+use xen_local::BackState;
 
 use crate::limit::PortLog;
 use crate::pool::Pool;
@@ -49,8 +51,12 @@ pub(super) enum Hypervisor {
 /// A hypervisor and its vifs.
 pub(super) struct XenBus {
     host: Arc<dyn Back>,
-    home: Home,
-    bus: Bus<Socket<VifQueues>>,
+    /// The host, if it is a directory.
+    pub(super) local: Option<Arc<xen_local::Back>>,
+    /// Its state for another process, while it is handed over.
+    pub(super) exported: Option<(BackState, Vec<Arc<OwnedFd>>)>,
+    pub(super) home: Home,
+    pub(super) bus: Bus<Socket<VifQueues>>,
     /// When to connect to xenstore again.
     retry: Option<Instant>,
     backoff: Backoff,
@@ -68,12 +74,14 @@ impl XenBus {
 /// A vif as a port.
 pub(super) struct XenPort {
     pub(super) of: Hypervisor,
-    id: VifId,
+    pub(super) id: VifId,
     /// Added by `xen:auto`, and removed with it.
-    found: bool,
+    pub(super) found: bool,
+    /// Taken over from another process, and not served yet.
+    pub(super) adopted: bool,
     pub(super) log: Arc<PortLog>,
-    /// `None` once the port is in the switch.
-    handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
+    /// `None` once it is followed.
+    pub(super) handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// Last state logged.
     logged: String,
     /// Event channel of its control ring, if it has one.
@@ -159,7 +167,7 @@ impl System {
     /// Opens what `xen:auto` needs: all of it that can fail.
     pub(super) fn open_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
         let Kind::Xen(conf) = &spec.kind else { unreachable!("xen:auto is a Xen port") };
-        self.open_bus(&Hypervisor::Xen, spec, conf)
+        self.open_bus(&Hypervisor::Xen, spec, conf, None)
     }
 
     /// Stops looking for vifs, and removes the ports of those found. Returns their number.
@@ -199,7 +207,9 @@ impl System {
             let what = format!("vif {vif} is already served by port '{other}'");
             return Err(RunError::Request(what));
         }
-        self.open_bus(&of, spec, conf)?;
+        let XenInherited { rings, local } =
+            self.inherited.xen.remove(&spec.name).unwrap_or_default();
+        self.open_bus(&of, spec, conf, local)?;
         let host = Arc::clone(&self.xen[&of].host);
         let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
         let egress = pairs.iter().map(Pair::egress_queue).collect();
@@ -220,12 +230,13 @@ impl System {
         let most = u64::from(conf.offer.queues) * (STATIC_GRANTS_MAX as u64 + 2) + 1;
         port.account.set_limit("mappings", most.max(defaults::MAPPINGS));
         let account = Arc::clone(&port.account);
-        let socket = Socket::new(host, vif, pairs, queues).charged_to(account);
+        let socket = Socket::new(host, vif, pairs, queues).charged_to(account).with_kept(rings);
         let handshake = Handshake::new(vif, conf.offer, socket, Instant::now());
         let xen = XenPort {
             of,
             id: vif,
             found: false,
+            adopted: false,
             log,
             handshake: Some(Box::new(handshake)),
             logged: String::new(),
@@ -283,16 +294,38 @@ impl System {
 
     // ---- xenstore ----
 
-    fn open_bus(&mut self, of: &Hypervisor, spec: &PortSpec, conf: &Xen) -> Result<(), RunError> {
+    /// Opens a hypervisor; `inherited`: the directory of another process.
+    fn open_bus(
+        &mut self,
+        of: &Hypervisor,
+        spec: &PortSpec,
+        conf: &Xen,
+        inherited: Option<(BackState, Vec<OwnedFd>)>,
+    ) -> Result<(), RunError> {
         if self.xen.contains_key(of) {
             return Ok(());
         }
         let error = |error| RunError::Xen { name: spec.name.clone(), error };
         let permissions = super::permissions(&spec.name, &conf.access)?;
-        let host = open_host(&conf.at, &permissions).map_err(error)?;
+        let local = match &conf.at {
+            XenAt::Local(dir) => {
+                let local = match inherited {
+                    Some((state, fds)) => xen_local::Back::import(dir, state, fds),
+                    None => xen_local::Back::open(dir, &permissions),
+                };
+                Some(Arc::new(local.map_err(HostError::from).map_err(error)?))
+            }
+            XenAt::Vif(_) | XenAt::Auto => None,
+        };
+        let host: Arc<dyn Back> = match &local {
+            Some(local) => Arc::<xen_local::Back>::clone(local),
+            None => open_host().map_err(error)?,
+        };
         let home = home(&*host).map_err(error)?;
         let mut bus = XenBus {
             host,
+            local,
+            exported: None,
             home,
             bus: Bus::default(),
             retry: None,
@@ -322,7 +355,7 @@ impl System {
     }
 
     /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
-    fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
+    pub(super) fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
             (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.home),
             (Err(failure), _) => Err(failure),
@@ -562,21 +595,16 @@ impl System {
     }
 }
 
-/// Opens the back half's host interface: real Xen, or a directory.
-fn open_host(at: &XenAt, permissions: &os::Permissions) -> Result<Arc<dyn Back>, HostError> {
-    match at {
-        XenAt::Local(dir) => Ok(Arc::new(xen_local::Back::open(dir, permissions)?)),
-        XenAt::Vif(_) | XenAt::Auto => {
-            let host = host::xen::Back::open()?;
-            if host.private(1).is_none() {
-                tracing::info!(
-                    "cannot allocate grantable pages, copies are slower: \
-                     modprobe xen-gntalloc limit=16384"
-                );
-            }
-            Ok(Arc::new(host))
-        }
+/// Opens the host interface of real Xen.
+fn open_host() -> Result<Arc<dyn Back>, HostError> {
+    let host = host::xen::Back::open()?;
+    if host.private(1).is_none() {
+        tracing::info!(
+            "cannot allocate grantable pages, copies are slower: \
+             modprobe xen-gntalloc limit=16384"
+        );
     }
+    Ok(Arc::new(host))
 }
 
 fn home(host: &dyn Back) -> Result<Home, HostError> {
@@ -599,7 +627,7 @@ fn vif_name(id: VifId) -> String {
 }
 
 /// The port specification for a vif added by `xen:auto`.
-fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
+pub(super) fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
     let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
     let kind = Kind::Xen(Xen { at: XenAt::Vif(id), ..xen.clone() });
     PortSpec { name: vif_name(id), kind, tuning: auto.tuning.clone() }

@@ -233,7 +233,8 @@ impl Gen {
     pub fn report(mut self) -> Value {
         let status = self.0.wait();
         let text = std::io::read_to_string(self.0.0.stdout.take().unwrap()).unwrap();
-        assert!(status.success(), "gen ended with {status}: {text}");
+        let mut error = || std::io::read_to_string(self.0.0.stderr.take().unwrap()).unwrap();
+        assert!(status.success(), "gen ended with {status}: {text}{}", error());
         serde_json::from_str(text.lines().last().unwrap()).unwrap()
     }
 

@@ -104,7 +104,21 @@ impl Back {
     pub(super) fn attach(area: Area, slot_len: usize) -> Result<Self, AttachError> {
         let page = Page::new(area, slot_len).ok_or(AttachError::TooSmall)?;
         // Any index is as good a start as another: only its distance to req_prod matters.
-        let rsp_prod = Idx::<u32>::new(page.area.sync_load_u32(RSP_PROD, Ordering::Acquire));
+        let rsp_prod = page.area.sync_load_u32(RSP_PROD, Ordering::Acquire);
+        Self::start(page, Idx::<u32>::new(rsp_prod))
+    }
+
+    /// Attaches at an earlier back half's own `rsp_prod`, whatever the guest wrote over it.
+    pub(super) fn attach_at(
+        area: Area,
+        slot_len: usize,
+        rsp_prod: u32,
+    ) -> Result<Self, AttachError> {
+        let page = Page::new(area, slot_len).ok_or(AttachError::TooSmall)?;
+        Self::start(page, Idx::<u32>::new(rsp_prod))
+    }
+
+    fn start(page: Page, rsp_prod: Idx<u32>) -> Result<Self, AttachError> {
         let size = page.size;
         if let Err(req_prod) =
             page.load(REQ_PROD, Ordering::Acquire).check_since(rsp_prod, 0..=size)
@@ -130,6 +144,13 @@ impl Back {
     #[inline]
     pub(super) fn held(&self) -> u32 {
         self.req_cons.since(self.rsp_prod)
+    }
+
+    /// The published `rsp_prod`: where the next back half goes on. All requests taken have been
+    /// answered and published.
+    pub(super) fn position(&self) -> u32 {
+        debug_assert!(self.req_cons == self.rsp_published, "requests are held between bursts");
+        self.rsp_published.get()
     }
 
     /// Requests that have been seen and not taken.

@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Limits;
 use xen_netif::store::wire::{Access, Errno, Perm, parent};
 
@@ -78,6 +80,24 @@ pub struct Tree {
     generation: u64,
 }
 
+/// All nodes, for another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeState {
+    /// In the order of their paths, so parents first.
+    nodes: Vec<NodeState>,
+    introduced: BTreeSet<u16>,
+    generation: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NodeState {
+    path: String,
+    /// Each byte as the character of its number.
+    value: String,
+    perms: Vec<String>,
+    generation: u64,
+}
+
 /// View of one request: the tree through a transaction, as a domain.
 pub struct View<'a> {
     pub tree: &'a mut Tree,
@@ -96,6 +116,44 @@ impl Tree {
         };
         let nodes = BTreeMap::from([("/".into(), Arc::new(root))]);
         Self { nodes, owned: BTreeMap::from([(0, 1)]), introduced: BTreeSet::new(), generation: 0 }
+    }
+
+    /// Returns all nodes for another process.
+    pub fn export(&self) -> TreeState {
+        let node = |(path, node): (&String, &Arc<Node>)| NodeState {
+            path: path.clone(),
+            value: node.value.iter().map(|byte| char::from(*byte)).collect(),
+            perms: node.perms.iter().map(Perm::to_string).collect(),
+            generation: node.generation,
+        };
+        TreeState {
+            nodes: self.nodes.iter().map(node).collect(),
+            introduced: self.introduced.clone(),
+            generation: self.generation,
+        }
+    }
+
+    /// Makes the tree of another process. Nodes without a parent or valid permissions are left
+    /// out.
+    pub fn import(state: TreeState) -> Self {
+        let mut tree = Self::new(&[Perm::new(Access::Read, 0)]);
+        for NodeState { path, value, perms, generation } in state.nodes {
+            let perms = perms.iter().map(|perm| Perm::parse(perm.as_bytes()));
+            let perms: Option<Vec<_>> = perms.collect();
+            let Some(perms) = perms.filter(|perms| !perms.is_empty()) else { continue };
+            if let Some(above) = parent(&path) {
+                let Some(above) = tree.nodes.get_mut(above) else { continue };
+                let name = path.rsplit('/').next().unwrap_or_default();
+                Arc::make_mut(above).children.insert(name.into());
+            } else if path != "/" {
+                continue;
+            }
+            let value = value.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect();
+            let node = Node { value, perms, children: BTreeSet::new(), generation };
+            tree.replace(path, Some(Arc::new(node)));
+        }
+        (tree.introduced, tree.generation) = (state.introduced, state.generation);
+        tree
     }
 
     /// Records a domain. Returns whether it is new.

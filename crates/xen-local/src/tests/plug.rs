@@ -19,9 +19,9 @@ const UP: Settings = Settings { rate: None, mtu: None, multicast_control: false,
 
 /// Records the number of active queues at each change.
 #[derive(Clone, Default)]
-struct Activity(Arc<Mutex<Vec<u16>>>);
+pub struct Activity(Arc<Mutex<Vec<u16>>>);
 
-fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap()
 }
 

@@ -82,6 +82,11 @@ impl<P: Plug> Bus<P> {
         vif.start(store, now)
     }
 
+    /// Serves a vif that was adopted from another process.
+    pub fn insert(&mut self, id: VifId, vif: Handshake<P>) {
+        self.vifs.insert(id, vif);
+    }
+
     /// Stops serving a vif; its front end is not changed.
     pub fn remove<T: Tree>(&mut self, store: &mut T, id: VifId) {
         if let Some(mut vif) = self.vifs.remove(&id) {
@@ -90,6 +95,11 @@ impl<P: Plug> Bus<P> {
     }
 
     /// A vif that is served, by id.
+    pub fn get(&self, id: VifId) -> Option<&Handshake<P>> {
+        self.vifs.get(&id)
+    }
+
+    /// A vif that is served, by id, to change it.
     pub fn vif(&mut self, id: VifId) -> Option<&mut Handshake<P>> {
         self.vifs.get_mut(&id)
     }

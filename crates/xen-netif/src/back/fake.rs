@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::keys::{Refused, Request};
+use super::plug::RingPositions;
 use super::tree::{Failure, Tree};
 use super::vif::{Plug, Settings};
 
@@ -173,6 +174,9 @@ pub struct Counted {
     pub next: Option<Settings>,
     pub began: Option<Settings>,
     pub refuses: Option<Refused>,
+    /// Adopted rings, until they are resumed.
+    pub adopted: usize,
+    pub resumes: usize,
     pub claimed_by: Option<String>,
 }
 
@@ -201,6 +205,26 @@ impl Plug for Counted {
     }
 
     fn disconnect(&mut self) {
-        self.held = 0;
+        (self.held, self.adopted) = (0, 0);
+    }
+
+    fn adopt(&mut self, request: &Request) -> Result<(), Refused> {
+        assert!(self.next.is_some(), "settings come before rings");
+        if let Some(refused) = &self.refuses {
+            return Err(refused.clone());
+        }
+        self.adopted = request.queues.len() + usize::from(request.ctrl.is_some());
+        Ok(())
+    }
+
+    fn resume(&mut self, _: Option<&RingPositions>) -> Result<(), Refused> {
+        assert!(self.adopted > 0);
+        if let Some(refused) = &self.refuses {
+            return Err(refused.clone());
+        }
+        self.resumes += 1;
+        self.began = self.next.take();
+        self.held = std::mem::take(&mut self.adopted);
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::MTU_MAX;
 use super::tree::{Failure, Tree};
@@ -71,7 +72,7 @@ impl Offer {
 }
 
 /// Rings and channels of one queue, as named by the front end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueKeys {
     /// `tx-ring-ref`
     pub tx_ref: u32,
@@ -84,7 +85,7 @@ pub struct QueueKeys {
 }
 
 /// The control ring, as named by the front end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CtrlKeys {
     /// `ctrl-ring-ref`
     pub ring_ref: u32,
@@ -93,7 +94,7 @@ pub struct CtrlKeys {
 }
 
 /// Features of a front end; all absent by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontFeatures {
     /// Packets in several slots.
     pub sg: bool,
@@ -128,7 +129,7 @@ impl FrontFeatures {
 }
 
 /// Request of a front end at Connected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Its queues, at least one.
     pub queues: Vec<QueueKeys>,

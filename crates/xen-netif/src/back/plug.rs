@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
 use rustix::io::Errno;
-use shm::Private;
+use serde::{Deserialize, Serialize};
+use shm::{Area, Domain, Private};
 use switch::account::{Account, Charge};
 
-use super::keys::{CtrlKeys, FrontFeatures, QueueKeys, Refused, Request};
+use super::keys::{FrontFeatures, QueueKeys, Refused, Request};
 use super::vif::{Plug, Settings, VifId};
-use crate::host::{Back, Channel, HostError, RingPage, SharedChannel};
-use crate::port::control::{Control, Orders};
+use crate::host::{Back, Bound, Channel, HostError, RingPage, SharedChannel};
+use crate::port::control::{Control, Orders, OrdersState};
 use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring, XenIngress};
 
 /// Callbacks to a port's owner.
@@ -38,6 +39,45 @@ pub struct Socket<Q: Queues> {
     rings: Option<Rings>,
     /// Settings of the current rings, or of the next ones.
     settings: Option<Settings>,
+    /// Rings of another process, until they are adopted.
+    kept: Option<KeptRings>,
+    /// Adopted rings, until they are resumed.
+    ready: Option<Ready>,
+}
+
+/// Rings of a vif for another process: what only the control thread changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingsState {
+    /// Our ports of the event channels, in the order in which they are bound, if they stay bound as
+    /// long as a process has their descriptors: those, in the same order.
+    ports: Vec<u32>,
+    orders: OrdersState,
+}
+
+/// The same in the other process, with the descriptors.
+#[derive(Debug, Default)]
+pub struct KeptRings {
+    /// The state.
+    pub state: RingsState,
+    /// Its descriptors.
+    pub fds: Vec<Arc<OwnedFd>>,
+}
+
+impl KeptRings {
+    fn bound(&self) -> Vec<Bound> {
+        self.fds.iter().cloned().zip(self.state.ports.iter().copied()).collect()
+    }
+}
+
+/// Where another process goes on with rings: what workers change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingPositions {
+    /// Positions of the tx and the rx ring of each queue.
+    queues: Vec<(u32, u32)>,
+    /// Position of the control ring.
+    ctrl: Option<u32>,
+    /// Addresses of the guest's multicast list.
+    multicast: Vec<[u8; 6]>,
 }
 
 /// Dropped only after the pairs have released them.
@@ -46,8 +86,11 @@ struct Rings {
     /// Number of queues to which frames may be delivered.
     active: u16,
     vif: Arc<Vif>,
+    orders: Arc<Orders>,
     ctrl: Option<Ctrl>,
     pages: Vec<RingPage>,
+    /// Event channels that another process can use, with our ports.
+    bound: Vec<Bound>,
     /// Charge for `pages`.
     _charge: Charge,
 }
@@ -60,12 +103,77 @@ struct Ctrl {
 /// A ring's event channel, and the descriptor to wait for.
 type End = (Arc<dyn Event>, Arc<OwnedFd>);
 
-/// A complete queue.
+/// A queue's pages and channels; it is not served yet.
 struct Queue {
-    tx: BackTx,
-    rx: BackRx,
+    tx: Area,
+    rx: Area,
     tx_end: End,
     rx_end: End,
+}
+
+/// A control ring's page and channel.
+struct CtrlEnd {
+    ring: Area,
+    channel: Channel,
+}
+
+/// All that rings need, mapped and bound; nothing in them was read or written.
+struct Ready {
+    queues: Vec<Queue>,
+    ctrl: Option<CtrlEnd>,
+    peer: Peer,
+    smart_poll: bool,
+    domain: Arc<Domain>,
+    orders: Arc<Orders>,
+    pages: Vec<RingPage>,
+    bound: Vec<Bound>,
+    charge: Charge,
+}
+
+/// Binds the channels of one request, in order.
+struct Binder<'a> {
+    host: &'a Arc<dyn Back>,
+    domid: u16,
+    /// Descriptors and ports of another process's channels, in the same order.
+    kept: std::vec::IntoIter<Bound>,
+    bound: Vec<Bound>,
+}
+
+impl Binder<'_> {
+    fn bind(&mut self, port: u32) -> Result<Channel, Refused> {
+        let channel = match self.kept.next() {
+            Some(kept) => self.host.rebind(self.domid, port, kept),
+            None => self.host.bind(self.domid, port),
+        };
+        let channel = channel.map_err(|e| bad_host(&e))?;
+        self.bound.extend(channel.bound());
+        Ok(channel)
+    }
+
+    fn queue(&mut self, keys: &QueueKeys, pages: &mut Vec<RingPage>) -> Result<Queue, Refused> {
+        let (tx, rx) = (self.page(keys.tx_ref, pages)?, self.page(keys.rx_ref, pages)?);
+        let channel = self.bind(keys.tx_port)?;
+        let (tx_end, rx_end): (End, End) = match keys.rx_port {
+            Some(port) => {
+                let rx = self.bind(port)?;
+                let (tx_fd, rx_fd) = (channel.fd(), rx.fd());
+                ((Arc::new(channel), tx_fd), (Arc::new(rx), rx_fd))
+            }
+            None => {
+                let [tx, rx] = SharedChannel::pair(channel).map_err(|e| bad_host(&e))?;
+                let (tx_fd, rx_fd) = (tx.fd(), rx.fd());
+                ((Arc::new(tx), tx_fd), (Arc::new(rx), rx_fd))
+            }
+        };
+        Ok(Queue { tx, rx, tx_end, rx_end })
+    }
+
+    fn page(&self, gref: u32, pages: &mut Vec<RingPage>) -> Result<Area, Refused> {
+        let page = self.host.map(self.domid, gref).map_err(|e| bad_host(&e))?;
+        let area = page.area().ok_or_else(|| Refused::invalid(format!("grant {gref} is short")))?;
+        pages.push(page);
+        Ok(area)
+    }
 }
 
 impl<Q: Queues> Socket<Q> {
@@ -75,7 +183,46 @@ impl<Q: Queues> Socket<Q> {
         let account = Account::default();
         account.set_limit("mappings", u64::MAX);
         let account = Arc::new(account);
-        Self { host, id, pairs, queues, account, rings: None, settings: None }
+        Self {
+            host,
+            id,
+            pairs,
+            queues,
+            account,
+            rings: None,
+            settings: None,
+            kept: None,
+            ready: None,
+        }
+    }
+
+    /// Has the next request that is adopted go on with another process's rings.
+    #[must_use]
+    pub fn with_kept(mut self, kept: Option<KeptRings>) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Returns the state of rings that run for another process, and its descriptors.
+    pub fn export(&self) -> Option<(RingsState, Vec<&Arc<OwnedFd>>)> {
+        let rings = self.rings.as_ref()?;
+        let ports = rings.bound.iter().map(|(_, port)| *port).collect();
+        let fds = rings.bound.iter().map(|(fd, _)| fd).collect();
+        Some((RingsState { ports, orders: rings.orders.export() }, fds))
+    }
+
+    /// Where another process goes on with the rings. No worker may serve them from here until the
+    /// other process has taken over or failed; then this one continues.
+    pub fn positions(&self) -> Option<RingPositions> {
+        let rings = self.rings.as_ref()?;
+        let pairs = self.pairs.iter().take(rings.count.into());
+        let of = |pair: &Pair| {
+            let tx = lock(&pair.ingress).position()?;
+            Some((tx, lock(&pair.egress).position()?))
+        };
+        let ctrl = rings.ctrl.as_ref().map(|ctrl| ctrl.control.position());
+        let multicast = rings.vif.multicast();
+        Some(RingPositions { queues: pairs.map(of).collect::<Option<_>>()?, ctrl, multicast })
     }
 
     /// Private memory of one ingress queue: of the kind that the host copies to fastest, if it has
@@ -119,48 +266,98 @@ impl<Q: Queues> Socket<Q> {
         self.rings.as_ref().is_some_and(|r| r.pages.iter().any(RingPage::is_lost))
     }
 
-    fn queue(&self, keys: &QueueKeys, pages: &mut Vec<RingPage>) -> Result<Queue, Refused> {
-        let tx = BackTx::attach(self.page(keys.tx_ref, pages)?).map_err(|e| bad_ring("tx", e))?;
-        let rx = BackRx::attach(self.page(keys.rx_ref, pages)?).map_err(|e| bad_ring("rx", e))?;
-        let bind = |port| self.host.bind(self.id.domid, port).map_err(|e| bad_host(&e));
-        let channel = bind(keys.tx_port)?;
-        let (tx_end, rx_end): (End, End) = match keys.rx_port {
-            Some(port) => {
-                let rx = bind(port)?;
-                let (tx_fd, rx_fd) = (channel.fd(), rx.fd());
-                ((Arc::new(channel), tx_fd), (Arc::new(rx), rx_fd))
-            }
-            None => {
-                let [tx, rx] = SharedChannel::pair(channel).map_err(|e| bad_host(&e))?;
-                let (tx_fd, rx_fd) = (tx.fd(), rx.fd());
-                ((Arc::new(tx), tx_fd), (Arc::new(rx), rx_fd))
-            }
-        };
-        Ok(Queue { tx, rx, tx_end, rx_end })
-    }
-
-    fn page(&self, gref: u32, pages: &mut Vec<RingPage>) -> Result<shm::Area, Refused> {
-        let page = self.host.map(self.id.domid, gref).map_err(|e| bad_host(&e))?;
-        let area = page.area().ok_or_else(|| Refused::invalid(format!("grant {gref} is short")))?;
-        pages.push(page);
-        Ok(area)
-    }
-
-    fn ctrl(
-        &self,
-        keys: &CtrlKeys,
-        orders: &Arc<Orders>,
-        pages: &mut Vec<RingPage>,
-    ) -> Result<Ctrl, Refused> {
-        let ring = BackCtrl::attach(self.page(keys.ring_ref, pages)?);
-        let ring = ring.map_err(|e| bad_ring("control", e))?;
+    /// Maps and binds all that a request names, or nothing.
+    fn ready(&self, request: &Request) -> Result<Ready, Refused> {
+        // Two pages per queue, and one for the control ring.
+        let all = 2 * request.queues.len() as u64 + u64::from(request.ctrl.is_some());
+        let over = |error| bad_host(&HostError::OverLimit { domid: self.id.domid, error });
+        let charge = self.account.mappings.charge(all).map_err(over)?;
+        let kept = self.kept.as_ref().map(KeptRings::bound).unwrap_or_default();
+        let mut pages = Vec::new();
         let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
-        let channel = self.host.bind(self.id.domid, keys.port).map_err(|e| bad_host(&e))?;
+        let mut binder = Binder {
+            host: &self.host,
+            domid: self.id.domid,
+            kept: kept.into_iter(),
+            bound: Vec::new(),
+        };
+        let queues = request.queues.iter().map(|q| binder.queue(q, &mut pages));
+        let queues: Vec<Queue> = queues.collect::<Result<_, _>>()?;
+        let ctrl = request.ctrl.as_ref().map(|keys| {
+            let ring = binder.page(keys.ring_ref, &mut pages)?;
+            Ok(CtrlEnd { ring, channel: binder.bind(keys.port)? })
+        });
+        let ctrl = ctrl.transpose()?;
+        let orders = Arc::new(Orders::new(queues.len()));
+        if let Some(kept) = &self.kept {
+            orders.import(&kept.state.orders, &mut self.mapper());
+        }
+        let (peer, smart_poll) = (peer(&request.features), request.features.smart_poll);
+        let bound = binder.bound;
+        Ok(Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, bound, charge })
+    }
+
+    fn mapper(&self) -> PageMapper {
         let (host, pairs) = (Arc::clone(&self.host), self.pairs.clone());
         let mapper = PageMapper::new(host, self.id.domid, pairs, self.queues.log());
-        let mapper = mapper.charged_to(&self.account.mappings);
-        let control = Control::new(ring, domain, Arc::clone(orders), Some(Box::new(mapper)));
-        Ok(Ctrl { control, channel })
+        mapper.charged_to(&self.account.mappings)
+    }
+
+    /// Attaches to rings, where their responses end or at these positions, and starts queues.
+    fn run(&mut self, ready: Ready, at: Option<&RingPositions>) -> Result<(), Refused> {
+        let Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, bound, charge } = ready;
+        // All of them first: none is served if one is invalid.
+        let attach = |(i, queue): (usize, &Queue)| {
+            let (tx, rx) = (queue.tx.clone(), queue.rx.clone());
+            let (tx, rx) = match at.and_then(|at| at.queues.get(i)) {
+                Some((tx_at, rx_at)) => {
+                    (BackTx::attach_at(tx, *tx_at), BackRx::attach_at(rx, *rx_at))
+                }
+                None => (BackTx::attach(tx), BackRx::attach(rx)),
+            };
+            Ok((tx.map_err(|e| bad_ring("tx", e))?, rx.map_err(|e| bad_ring("rx", e))?))
+        };
+        let attached: Vec<_> = queues.iter().enumerate().map(attach).collect::<Result<_, _>>()?;
+        let ctrl = ctrl.map(|CtrlEnd { ring, channel }| {
+            let ring = match at.and_then(|at| at.ctrl) {
+                Some(at) => BackCtrl::attach_at(ring, at),
+                None => BackCtrl::attach(ring),
+            };
+            let ring = ring.map_err(|e| bad_ring("control", e))?;
+            let (domain, orders) = (Arc::clone(&domain), Arc::clone(&orders));
+            let control = Control::new(ring, domain, orders, Some(Box::new(self.mapper())));
+            Ok(Ctrl { control, channel })
+        });
+        let ctrl = ctrl.transpose()?;
+        let vif = Arc::new(Vif::new());
+        vif.set_multicast(at.map(|at| at.multicast.clone()).unwrap_or_default());
+        // Before the first burst.
+        self.settings.iter().for_each(|settings| apply(&vif, None, settings));
+        let count = u16::try_from(queues.len()).expect("16 at most");
+        let rings = queues.into_iter().zip(attached);
+        for ((number, pair), (queue, (tx, rx))) in (0..count).zip(&self.pairs).zip(rings) {
+            let Queue { tx_end, rx_end, .. } = queue;
+            let smart_poll = smart_poll.then(|| Arc::new(rx.smart_poll()));
+            let wiring = |channel| Wiring {
+                channel,
+                domain: Arc::clone(&domain),
+                peer,
+                smart_poll: smart_poll.clone(),
+                vif: Arc::clone(&vif),
+                orders: Arc::clone(&orders),
+                queue: usize::from(number),
+            };
+            lock(&pair.ingress).activate(tx, wiring(tx_end.0), self.arena());
+            lock(&pair.egress).activate(rx, wiring(rx_end.0));
+            // An earlier back half may have ended between publishing and notifying.
+            lock(&pair.ingress).renotify();
+            lock(&pair.egress).renotify();
+            self.queues.start(number, tx_end.1, rx_end.1);
+        }
+        let active = 0;
+        self.rings =
+            Some(Rings { count, active, vif, orders, ctrl, pages, bound, _charge: charge });
+        Ok(())
     }
 
     /// Starts or stops delivery, as set.
@@ -186,6 +383,8 @@ impl<Q: Queues> Socket<Q> {
             lock(&pair.ingress).deactivate();
             lock(&pair.egress).deactivate();
         }
+        // Those of another process stay bound with its descriptors.
+        rings.bound.iter().for_each(|bound| self.host.unbind(bound));
     }
 }
 
@@ -231,38 +430,28 @@ impl<Q: Queues> Plug for Socket<Q> {
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
         self.end();
-        // Two pages per queue, and one for the control ring.
-        let all = 2 * request.queues.len() as u64 + u64::from(request.ctrl.is_some());
-        let over = |error| bad_host(&HostError::OverLimit { domid: self.id.domid, error });
-        let charge = self.account.mappings.charge(all).map_err(over)?;
-        let mut pages = Vec::new();
-        let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
-        let queues: Vec<Queue> =
-            request.queues.iter().map(|q| self.queue(q, &mut pages)).collect::<Result<_, _>>()?;
-        let ctrl = request.ctrl.as_ref();
-        let orders = Arc::new(Orders::new(queues.len()));
-        let ctrl = ctrl.map(|c| self.ctrl(c, &orders, &mut pages)).transpose()?;
-        let vif = Arc::new(Vif::new());
-        // Before the first burst.
-        self.settings.iter().for_each(|settings| apply(&vif, None, settings));
-        let count = u16::try_from(queues.len()).expect("16 at most");
-        for ((number, pair), queue) in (0..count).zip(&self.pairs).zip(queues) {
-            let Queue { tx, rx, tx_end, rx_end } = queue;
-            let smart_poll = request.features.smart_poll.then(|| Arc::new(rx.smart_poll()));
-            let wiring = |channel| Wiring {
-                channel,
-                domain: Arc::clone(&domain),
-                peer: peer(&request.features),
-                smart_poll: smart_poll.clone(),
-                vif: Arc::clone(&vif),
-                orders: Arc::clone(&orders),
-                queue: usize::from(number),
-            };
-            lock(&pair.ingress).activate(tx, wiring(tx_end.0), self.arena());
-            lock(&pair.egress).activate(rx, wiring(rx_end.0));
-            self.queues.start(number, tx_end.1, rx_end.1);
+        if let Some(kept) = self.kept.take() {
+            // They cannot be bound while another process's descriptors are.
+            kept.bound().iter().for_each(|bound| self.host.unbind(bound));
         }
-        self.rings = Some(Rings { count, active: 0, vif, ctrl, pages, _charge: charge });
+        let ready = self.ready(request)?;
+        self.run(ready, None)
+    }
+
+    fn adopt(&mut self, request: &Request) -> Result<(), Refused> {
+        if self.kept.is_none() {
+            return Err(Refused::invalid("its rings were not kept".into()));
+        }
+        self.ready = Some(self.ready(request)?);
+        Ok(())
+    }
+
+    fn resume(&mut self, at: Option<&RingPositions>) -> Result<(), Refused> {
+        let Some(ready) = self.ready.take() else {
+            return Err(Refused::invalid("its rings were not adopted".into()));
+        };
+        self.run(ready, at)?;
+        self.kept = None;
         Ok(())
     }
 
@@ -275,6 +464,7 @@ impl<Q: Queues> Plug for Socket<Q> {
     }
 
     fn disconnect(&mut self) {
+        self.ready = None;
         self.end();
     }
 }

@@ -15,15 +15,20 @@
 //! until it leaves Connected. One that violates the ring protocol loses its rings and carrier, and
 //! keeps its state until it closes.
 
+mod handover;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use super::keys::{self, Offer, ReadError, Refused, Request};
+use super::plug::RingPositions;
 use super::state::{self, State};
 use super::tree::{Failure, Tree};
 use crate::port::Rate;
+
+pub use handover::VifState;
 
 /// Identifies a vif of our back-end domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +78,12 @@ pub trait Plug {
     fn set(&mut self, settings: &Settings);
     /// Stops queues and releases all resources, if there are any.
     fn disconnect(&mut self);
+    /// Maps and binds the rings of another process, which still serves them: all of them, or none
+    /// with a reason.
+    fn adopt(&mut self, request: &Request) -> Result<(), Refused>;
+    /// Starts adopted rings as [`connect`](Self::connect) does, at these positions or where their
+    /// responses end: all of them, or none with a reason.
+    fn resume(&mut self, at: Option<&RingPositions>) -> Result<(), Refused>;
 }
 
 /// Token bucket for actions that a guest can cause.
@@ -217,6 +228,11 @@ impl<P: Plug> Handshake<P> {
     }
 
     /// The destination of its rings.
+    pub fn rings(&self) -> &P {
+        &self.plug
+    }
+
+    /// The destination of its rings, to change it.
     pub fn plug(&mut self) -> &mut P {
         &mut self.plug
     }

@@ -91,6 +91,11 @@ impl<R: Rings> Handshake<R> {
         self.mtu
     }
 
+    /// Registers all watches again at the next poll: xenstore is another connection.
+    pub fn forget_watches(&mut self) {
+        self.back = None;
+    }
+
     /// Closes from the next poll on.
     pub fn leave(&mut self) {
         self.leaving = true;

@@ -12,8 +12,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::HostError;
 use super::xen::sys as xen;
+use super::{Bound, HostError};
 use os::Epoll;
 
 /// The event channel of a ring, as used by its port.
@@ -29,6 +29,8 @@ pub struct Channel {
     /// Becomes readable when an event arrives.
     fd: Arc<OwnedFd>,
     end: End,
+    /// Whether it is not unbound on drop.
+    lent: bool,
     /// Called on drop.
     closed: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -43,12 +45,18 @@ enum End {
 impl Channel {
     /// A port on its own evtchn descriptor.
     pub(super) fn xen(fd: OwnedFd, port: u32) -> Self {
-        Self { fd: Arc::new(fd), end: End::Xen(port), closed: None }
+        Self { fd: Arc::new(fd), end: End::Xen(port), lent: false, closed: None }
+    }
+
+    /// A port that another process has bound, too.
+    pub(super) fn lent(bound: Bound) -> Self {
+        let (fd, port) = bound;
+        Self { fd, end: End::Xen(port), lent: true, closed: None }
     }
 
     /// Two eventfds: one that we read, and one that the peer reads.
     pub fn eventfds(ours: Arc<OwnedFd>, theirs: Arc<OwnedFd>) -> Self {
-        Self { fd: ours, end: End::Eventfd(theirs), closed: None }
+        Self { fd: ours, end: End::Eventfd(theirs), lent: false, closed: None }
     }
 
     /// Has `then` called on drop.
@@ -61,6 +69,14 @@ impl Channel {
     /// The descriptor to wait for, edge-triggered. Only [`ack`](Self::ack) reads it.
     pub fn fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
+    }
+
+    /// How another process can use it; `None`: it has to bind it anew.
+    pub fn bound(&self) -> Option<Bound> {
+        match self.end {
+            End::Xen(port) => Some((self.fd(), port)),
+            End::Eventfd(_) => None,
+        }
     }
 
     /// Sends an event, with one system call. A lost peer is reported by the store, not here.
@@ -147,10 +163,10 @@ impl Event for SharedChannel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        if let End::Xen(port) = self.end {
+        if let (End::Xen(port), false) = (&self.end, self.lent) {
             // Closing may not suffice: other processes may hold the descriptor. Errors cannot be
             // handled.
-            let _ = xen::ioctl::unbind(self.fd.as_fd(), port);
+            let _ = xen::ioctl::unbind(self.fd.as_fd(), *port);
         }
         if let Some(closed) = self.closed.take() {
             closed();

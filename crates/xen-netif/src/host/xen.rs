@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use shm::{Access, Domain, GRANT_LEN, Grants, Mapping, Piece, Private};
 
 use self::sys::{GrantError, Granted, MappedGrants, ioctl};
-use super::{Channel, HostError, Pages};
+use super::{Bound, Channel, HostError, Pages};
 use crate::store::{Store, StoreError};
 
 const GNTDEV: &str = "/dev/xen/gntdev";
@@ -138,6 +138,22 @@ impl super::Back for Back {
         let why =
             |error: std::io::Error| HostError::BadPort { domid, port, why: error.to_string() };
         Ok(Channel::xen(fd, ours.map_err(why)?))
+    }
+
+    fn rebind(&self, domid: u16, port: u32, bound: Bound) -> Result<Channel, HostError> {
+        // A port that can be bound is a new one of the guest, by the same number: it closed the
+        // one to which the descriptor is bound.
+        if let Ok(channel) = self.bind(domid, port) {
+            return Ok(channel);
+        }
+        // A process killed after it consumed an event left the port masked.
+        sys::evtchn_unmask(bound.0.as_fd(), bound.1);
+        Ok(Channel::lent(bound))
+    }
+
+    fn unbind(&self, bound: &Bound) {
+        let (fd, port) = bound;
+        let _ = ioctl::unbind(fd.as_fd(), *port);
     }
 
     fn claimed_by(&self, domid: u16, devid: u32) -> Option<String> {

@@ -16,6 +16,7 @@ use ring::xen::{
     Armed, BackCtrl, CtrlRequest, CtrlResponse, GREF_ENTRY_LEN, GrefEntry, Malformed, PAGE_LEN,
     ctrl_status, ctrl_type,
 };
+use serde::{Deserialize, Serialize};
 use shm::{Domain, Seg, SegMut};
 
 use super::hash::{KEY_LEN_MAX, MAPPING_MAX, Steering, algorithm, hash_type};
@@ -116,6 +117,33 @@ impl Orders {
         self.grants.get(queue).map(lock).unwrap_or_default()
     }
 
+    /// The settings for another process.
+    pub fn export(&self) -> OrdersState {
+        let pages = |queue| {
+            let grants = self.grants(queue);
+            grants.pages.iter().map(|(gref, page)| (*gref, page.is_readonly())).collect()
+        };
+        let steering = Steering::clone(&self.steering());
+        OrdersState { steering, grants: (0..self.queues()).map(pages).collect() }
+    }
+
+    /// Sets what another process exported. Grants that cannot be mapped are copied by the
+    /// hypervisor.
+    pub fn import(&self, state: &OrdersState, host: &mut dyn StaticHost) {
+        if state.steering.fits(self.queues()) {
+            self.set(&self.steering, state.steering.clone());
+        }
+        for (place, grants) in self.grants.iter().zip(&state.grants) {
+            let most = grants.len().min(STATIC_GRANTS_MAX);
+            if let Some(pages) =
+                Some(&grants[..most]).filter(|g| !g.is_empty()).and_then(|g| host.map(g))
+            {
+                let pages = grants.iter().map(|(gref, _)| *gref).zip(pages).collect();
+                self.set(place, StaticGrants::of(pages));
+            }
+        }
+    }
+
     /// Sets static grants as the control ring does.
     #[cfg(test)]
     pub(super) fn set_grants(
@@ -148,6 +176,14 @@ impl fmt::Debug for Orders {
         let grants: Vec<_> = (0..self.queues()).map(|q| self.grants(q).len()).collect();
         f.debug_struct("Orders").field("grants", &grants).finish_non_exhaustive()
     }
+}
+
+/// Settings made over a control ring, for another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrdersState {
+    steering: Steering,
+    /// Static grants of each queue, and whether they are read-only.
+    grants: Vec<Vec<(u32, bool)>>,
 }
 
 /// Maps static grants.
@@ -199,6 +235,11 @@ impl Control {
         }
         self.ring.publish();
         Ok(self.ring.notify_needed())
+    }
+
+    /// Where another process goes on with the ring.
+    pub fn position(&self) -> u32 {
+        self.ring.position()
     }
 
     /// Requests an event for the next request, and re-checks. Only [`Armed::Armed`] allows sleep.

@@ -98,6 +98,21 @@ impl XenEgress {
         true
     }
 
+    /// Where another process goes on with the ring; `None`: there is none.
+    pub fn position(&mut self) -> Option<u32> {
+        let ring = &mut self.active.as_mut()?.ring;
+        ring.publish();
+        Some(ring.position())
+    }
+
+    /// Notifies the guest of responses for which an earlier back half may not have done so.
+    pub fn renotify(&mut self) {
+        if let Some(active) = &mut self.active {
+            let needed = active.ring.notify_needed();
+            self.stats.calls.add(active.wiring.notify(true, needed));
+        }
+    }
+
     /// Releases static grants that the guest has removed.
     pub(super) fn release_grants(&mut self) {
         if let Some(active) = &mut self.active {

@@ -5,6 +5,7 @@
 //! netback.
 
 use ring::xen::Hash;
+use serde::{Deserialize, Serialize};
 use switch::port::Steer;
 
 /// Maximum length of a key, in bytes (`XEN_NETBK_MAX_HASH_KEY_SIZE`).
@@ -35,13 +36,14 @@ pub mod algorithm {
 }
 
 /// Spread of a guest's received frames over its queues. Immutable once published.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steering {
     /// An [`algorithm`].
     pub algorithm: u8,
     /// [`hash_type`]s to calculate.
     pub types: u32,
     /// Unset bytes are zero.
+    #[serde(with = "key")]
     pub key: [u8; KEY_LEN_MAX],
     /// Queue by hash modulo the table's length; empty: the hash modulo the number of queues.
     pub mapping: Vec<u32>,
@@ -58,7 +60,35 @@ impl Default for Steering {
     }
 }
 
+/// A key as a list of its bytes: serde has no arrays of this length.
+mod key {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::KEY_LEN_MAX;
+
+    pub(super) fn serialize<S: Serializer>(
+        key: &[u8; KEY_LEN_MAX],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        key.as_slice().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<[u8; KEY_LEN_MAX], D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        bytes.try_into().map_err(|_| D::Error::custom("a key has 40 bytes"))
+    }
+}
+
 impl Steering {
+    /// Whether its table is valid for this number of queues.
+    pub fn fits(&self, queues: usize) -> bool {
+        self.mapping.len() <= MAPPING_MAX
+            && self.mapping.iter().all(|queue| (*queue as usize) < queues)
+    }
+
     /// Whether the guest configured a hash; otherwise the switch selects queues.
     #[inline]
     pub fn is_set(&self) -> bool {

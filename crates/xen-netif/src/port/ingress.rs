@@ -113,6 +113,19 @@ impl XenIngress {
         self.active.take().is_some()
     }
 
+    /// Where another process goes on with the ring; `None`: there is none.
+    pub fn position(&self) -> Option<u32> {
+        Some(self.active.as_ref()?.ring.position())
+    }
+
+    /// Notifies the guest of responses for which an earlier back half may not have done so.
+    pub fn renotify(&mut self) {
+        if let Some(Active { ring, wiring, .. }) = &mut self.active {
+            let needed = ring.notify_needed();
+            self.stats.calls.add(wiring.notify(true, needed));
+        }
+    }
+
     /// Releases static grants that the guest has removed.
     pub(super) fn release_grants(&mut self) {
         if let Some(active) = &mut self.active {

@@ -155,6 +155,17 @@ impl Vif {
         list.retain(|m| *m != mac);
     }
 
+    /// The list of addresses, for another process.
+    pub fn multicast(&self) -> Vec<[u8; 6]> {
+        self.multicast.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the list that another process had.
+    pub fn set_multicast(&self, mut list: Vec<[u8; 6]>) {
+        list.truncate(MULTICAST_MAX);
+        *self.multicast.lock().unwrap_or_else(PoisonError::into_inner) = list;
+    }
+
     /// Whether multicast is filtered.
     #[inline]
     pub(super) fn is_filtering(&self) -> bool {

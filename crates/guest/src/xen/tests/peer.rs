@@ -92,6 +92,14 @@ impl Plug for Raw {
     fn disconnect(&mut self) {
         *self.ends.lock().unwrap() = None;
     }
+
+    fn adopt(&mut self, _: &Request) -> Result<(), Refused> {
+        Err(Refused::invalid("tests start anew".into()))
+    }
+
+    fn resume(&mut self, _: Option<&back::RingPositions>) -> Result<(), Refused> {
+        Err(Refused::invalid("tests start anew".into()))
+    }
 }
 
 impl Raw {

@@ -23,6 +23,7 @@ fn port() -> impl Strategy<Value = PortHanded> {
         |(positions, ingress, egress, held, unsent)| PortHanded {
             name: "p".into(),
             positions,
+            vif: None,
             ingress,
             egress,
             held,

@@ -23,6 +23,20 @@ impl BackRx {
         Ok(Self { ring: Back::attach(area, RX_SLOT_LEN)? })
     }
 
+    /// Attaches at the [`position`](Self::position) of an earlier back half; else as
+    /// [`attach`](Self::attach).
+    ///
+    /// # Errors
+    /// [`AttachError`], as for [`attach`](Self::attach).
+    pub fn attach_at(area: Area, position: u32) -> Result<Self, AttachError> {
+        Ok(Self { ring: Back::attach_at(area, RX_SLOT_LEN, position)? })
+    }
+
+    /// Where another back half goes on. No request may be held, and all responses be published.
+    pub fn position(&self) -> u32 {
+        self.ring.position()
+    }
+
     /// Slots of the ring.
     pub fn size(&self) -> u32 {
         self.ring.page.size

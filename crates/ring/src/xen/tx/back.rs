@@ -55,10 +55,27 @@ impl BackTx {
     /// # Errors
     /// [`AttachError`]: `area` does not hold a valid ring.
     pub fn attach(area: Area) -> Result<Self, AttachError> {
-        let ring = Back::attach(area, TX_SLOT_LEN)?;
+        Ok(Self::over(Back::attach(area, TX_SLOT_LEN)?))
+    }
+
+    /// Attaches at the [`position`](Self::position) of an earlier back half; else as
+    /// [`attach`](Self::attach).
+    ///
+    /// # Errors
+    /// [`AttachError`], as for [`attach`](Self::attach).
+    pub fn attach_at(area: Area, position: u32) -> Result<Self, AttachError> {
+        Ok(Self::over(Back::attach_at(area, TX_SLOT_LEN, position)?))
+    }
+
+    fn over(ring: Back) -> Self {
         let size = index(ring.page.size);
         let answers = vec![Answer::default(); size].into();
-        Ok(Self { ring, answers, packets: VecDeque::with_capacity(size) })
+        Self { ring, answers, packets: VecDeque::with_capacity(size) }
+    }
+
+    /// Where another back half goes on. No request may be held, and all responses be published.
+    pub fn position(&self) -> u32 {
+        self.ring.position()
     }
 
     /// Slots of the ring.

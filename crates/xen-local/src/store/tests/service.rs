@@ -19,7 +19,9 @@ fn limited_service(
     let epoll = Epoll::new().unwrap();
     let wake = os::eventfd().unwrap();
     let shared = Arc::new(Shared { wake, commands: Mutex::default() });
-    let mut service = Service::new(shared, epoll, Limits { cpu_per_mille, ..Limits::XENSTORED });
+    let limits = Limits { cpu_per_mille, ..Limits::XENSTORED };
+    let tree = Tree::new(&[Perm::new(Access::Read, 0)]);
+    let mut service = Service::new(shared, epoll, limits, tree);
     let mut ends = Vec::new();
     for n in 0..=connections {
         let (ours, theirs) = os::socketpair().unwrap();

@@ -1,3 +1,5 @@
+mod handover;
+
 use super::super::fake::{Counted, Fake, back, front};
 use super::*;
 

@@ -41,8 +41,13 @@ pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
         Err(Errno::FBIG) => drop(ioctl::reset(evtchn)),
         Err(_) => return false,
     }
-    let _ = rustix::io::write(evtchn, &port.to_ne_bytes());
+    evtchn_unmask(evtchn, port);
     true
+}
+
+/// Unmasks a port, so that the next event is delivered.
+pub fn evtchn_unmask(evtchn: BorrowedFd<'_>, port: u32) {
+    let _ = rustix::io::write(evtchn, &port.to_ne_bytes());
 }
 
 /// Maximum number of copies per call.

@@ -40,6 +40,12 @@ impl host::Back for Host {
         Err(HostError::BadPort { domid, port, why: "no such port".into() })
     }
 
+    fn rebind(&self, domid: u16, port: u32, _: host::Bound) -> Result<host::Channel, HostError> {
+        self.bind(domid, port)
+    }
+
+    fn unbind(&self, _: &host::Bound) {}
+
     fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
         None
     }
