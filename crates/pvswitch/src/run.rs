@@ -201,6 +201,8 @@ enum Event {
     Connection(String),
     Xenstore(Hypervisor),
     XenControl(String),
+    /// A front end without Xen whose domain changed.
+    LocalGuest(Hypervisor),
     /// The listener of a port that is being added, not read yet.
     Prepared(String),
 }
@@ -652,6 +654,7 @@ impl System {
         self.tick_manager();
         self.publish_changes();
         self.keep_changes();
+        self.confirm_local();
         self.tick_live();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
@@ -703,6 +706,7 @@ impl System {
             Event::Connection(name) => self.serve_guest(&name),
             Event::Xenstore(of) => self.read_xenstore(&of),
             Event::XenControl(name) => self.serve_control(&name),
+            Event::LocalGuest(of) => self.read_local(&of),
             // Renamed before the next event is read.
             Event::Prepared(_) => {}
         }

@@ -126,7 +126,6 @@ pub struct Marks {
     bits: [u64; WORDS],
     /// Slots in use, one bit each.
     used: u64,
-    flaw: Flaw,
 }
 
 impl fmt::Debug for Marks {
@@ -138,7 +137,7 @@ impl fmt::Debug for Marks {
 impl Marks {
     /// Collects marks for `log`.
     pub fn new(log: Arc<DirtyLog>) -> Self {
-        Self { log, words: [0; WORDS], bits: [0; WORDS], used: 0, flaw: Flaw::new() }
+        Self { log, words: [0; WORDS], bits: [0; WORDS], used: 0 }
     }
 
     /// The log.
@@ -169,8 +168,7 @@ impl Marks {
                 self.bits[slot] |= bits;
                 return;
             }
-            let bits = self.flaw.spare(self.bits[slot]);
-            self.log.set(self.words[slot], bits);
+            self.log.set(self.words[slot], self.bits[slot]);
         }
         (self.words[slot], self.bits[slot]) = (word, bits);
         self.used |= 1 << slot;
@@ -187,52 +185,8 @@ impl Marks {
         while self.used != 0 {
             let slot = self.used.trailing_zeros() as usize;
             self.used &= self.used - 1;
-            let bits = self.flaw.spare(self.bits[slot]);
-            self.log.set_missing(self.words[slot], bits);
+            self.log.set_missing(self.words[slot], self.bits[slot]);
         }
-    }
-}
-
-/// A fault on demand, in builds with debug assertions only: marks that are omitted, which
-/// `rigs/migrate` must find.
-struct Flaw {
-    /// One mark in so many; 0: none.
-    #[cfg(debug_assertions)]
-    one_in: u64,
-    #[cfg(debug_assertions)]
-    marks: u64,
-}
-
-impl Flaw {
-    #[cfg(debug_assertions)]
-    fn new() -> Self {
-        let one_in = std::env::var("PVSWITCH_OMIT_MARKS").ok().and_then(|n| n.parse().ok());
-        Self { one_in: one_in.unwrap_or(0), marks: 0 }
-    }
-
-    #[cfg(not(debug_assertions))]
-    fn new() -> Self {
-        Self {}
-    }
-
-    /// The bits without those to omit.
-    #[cfg(debug_assertions)]
-    fn spare(&mut self, bits: u64) -> u64 {
-        let mut spared = bits;
-        for bit in (0..WORD_PAGES).map(|n| 1 << n).filter(|bit| self.one_in > 0 && bits & bit != 0)
-        {
-            self.marks += 1;
-            if self.marks.is_multiple_of(self.one_in) {
-                spared &= !bit;
-            }
-        }
-        spared
-    }
-
-    #[cfg(not(debug_assertions))]
-    #[inline(always)]
-    fn spare(&mut self, bits: u64) -> u64 {
-        bits
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use xen_netif::store::{Access as May, Perm, Store, StoreError};
 use super::grants::{self, Memory};
 use super::{
     BACK, CLOSE, ENTRY, FDS_MAX, FRONT, GREF_RESERVED, HELLO, HYPERVISOR, Message, PAGES_MAX, PORT,
-    PORTS_MAX, STORE, VERSION, WELCOME,
+    PORTS_MAX, RESUMED, STORE, VERSION, WELCOME,
 };
 use crate::Error;
 use crate::store::{Limits, Server};
@@ -44,6 +44,8 @@ pub struct Back {
     dir: PathBuf,
     /// Whether the directory was created here, and is removed with the sockets.
     created: AtomicBool,
+    /// The store's file, if it is kept for the next process.
+    file: OnceLock<Arc<OwnedFd>>,
 }
 
 /// A listener's descriptor, and device and inode of its name.
@@ -69,22 +71,41 @@ impl Kept {
 /// The hypervisor's side of the front end, in its thread or not.
 enum Running {
     /// Of another process, and not started.
-    Imported(Option<Arc<OwnedFd>>),
+    Imported(Imported),
     Thread(JoinHandle<Box<Host>>),
     Paused(Box<Host>),
     Ended,
 }
 
+/// The front end of another process.
+struct Imported {
+    front: Option<Arc<OwnedFd>>,
+    /// Whether that process was killed, perhaps before it replied.
+    killed: bool,
+}
+
 #[derive(Default)]
-struct Shared(Mutex<Option<Guest>>);
+struct Shared {
+    guest: Mutex<Option<Guest>>,
+    keeping: OnceLock<Keeping>,
+}
+
+/// A front end gets its reply when the change is kept.
+struct Keeping {
+    /// Signalled when there is a change.
+    changed: OwnedFd,
+    /// Signalled when it is kept.
+    kept: OwnedFd,
+}
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Option<Guest>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Guest {
+    socket: Arc<OwnedFd>,
     /// Its memory and its grant table.
     files: [Arc<OwnedFd>; 2],
     pages: u32,
@@ -161,6 +182,7 @@ impl Back {
             listeners,
             dir: dir.into(),
             created: AtomicBool::new(false),
+            file: OnceLock::new(),
         };
         let host = back.host(listener, None)?;
         back.running = Mutex::new(Running::Thread(spawn(host).map_err(os("thread"))?));
@@ -330,7 +352,7 @@ impl Host {
 
     /// Handles one message of the front end; `None` if it must be disconnected.
     fn serve(&mut self) -> Option<()> {
-        let socket = self.front.as_ref()?;
+        let socket = Arc::clone(self.front.as_ref()?);
         let (mut buf, mut fds) = ([0; 64], Vec::new());
         let n = match os::recv(socket.as_fd(), &mut buf, &mut fds, FDS_MAX).ok()? {
             Received::Bytes(n) => n,
@@ -342,10 +364,11 @@ impl Host {
         match (message.what, guest.as_mut()) {
             (HELLO, None) if message.a == VERSION => {
                 let files = <[OwnedFd; 2]>::try_from(fds).ok()?;
-                *guest = Some(register(message.b, files.map(Arc::new))?);
+                *guest = Some(register(message.b, socket, files.map(Arc::new))?);
                 drop(guest);
                 // On an error (quotas), the front end is disconnected.
                 self.create().ok()?;
+                self.wait_kept();
                 self.reply(Message { what: WELCOME, a: FRONT.into(), b: 0 }, &[])
             }
             (PORT, Some(front)) if front.ports.len() < PORTS_MAX => {
@@ -356,15 +379,26 @@ impl Host {
                 let fds = [Arc::clone(&to_front), Arc::clone(&to_back)];
                 front.ports.insert(port, Port { to_front, to_back, bound: Arc::default() });
                 drop(guest);
+                self.wait_kept();
                 let reply = Message { what: PORT, a: port, b: 0 };
                 self.reply(reply, &fds.each_ref())
             }
             (CLOSE, Some(front)) => {
                 front.ports.remove(&message.a);
+                drop(guest);
+                self.wait_kept();
                 Some(())
             }
             _ => None,
         }
+    }
+
+    /// Waits until a change is kept for the next process, or this side is stopped.
+    fn wait_kept(&self) {
+        let Some(keeping) = self.shared.keeping.get() else { return };
+        os::signal(keeping.changed.as_fd());
+        os::poll_readable(&[keeping.kept.as_fd(), self.stop.as_fd()], None);
+        os::drain(keeping.kept.as_fd());
     }
 
     fn reply(&self, message: Message, fds: &[&Arc<OwnedFd>]) -> Option<()> {
@@ -418,6 +452,7 @@ impl Host {
         if self.shared.lock().take().is_some() {
             let _ = self.store.rm(FRONT_HOME);
             let _ = self.store.release(FRONT);
+            self.wait_kept();
             self.remove_back();
         }
         let _ = self.epoll.change(self.listener.as_fd(), LISTENER, true, false);
@@ -461,7 +496,7 @@ impl Host {
 }
 
 /// Maps a front end's memory and table; `None` if they are invalid.
-fn register(pages: u32, files: [Arc<OwnedFd>; 2]) -> Option<Guest> {
+fn register(pages: u32, socket: Arc<OwnedFd>, files: [Arc<OwnedFd>; 2]) -> Option<Guest> {
     let [memory, table] = &files;
     if pages == 0 || pages > PAGES_MAX {
         return None;
@@ -478,5 +513,5 @@ fn register(pages: u32, files: [Arc<OwnedFd>; 2]) -> Option<Guest> {
     let table = Area::of(&table, 0, table_len)?;
     let memory = Arc::new(Memory::new(memory, table, entries, pages));
     let domain = grants::all().add(Arc::clone(&memory))?;
-    Some(Guest { files, pages, memory, domain, ports: BTreeMap::new(), next_port: 1 })
+    Some(Guest { socket, files, pages, memory, domain, ports: BTreeMap::new(), next_port: 1 })
 }

@@ -13,7 +13,7 @@ use xen_netif::store::{Store, StoreError};
 
 use super::{
     CLOSE, ENTRY, FDS_MAX, GREF_RESERVED, GTF_PERMIT_ACCESS, GTF_READONLY, HELLO, HYPERVISOR,
-    Message, PORT, STORE, VERSION, WELCOME,
+    Message, PORT, RESUMED, STORE, VERSION, WELCOME,
 };
 use crate::Error;
 
@@ -137,24 +137,50 @@ impl Inner {
     ) -> Result<(Message, Vec<OwnedFd>), Error> {
         let gone = || Error::Gone(self.dir.clone());
         let socket = lock(&self.socket);
-        let sent = os::send(socket.as_fd(), &message.to_bytes(), fds);
-        if !sent.map_err(|_| gone())? {
-            return Err(Error::Timeout(self.dir.clone()));
-        }
+        // Processes that went on since the last request.
+        while matches!(self.receive(&socket), Ok(Some((RESUMED_ALONE, _)))) {}
         let deadline = Instant::now() + REPLY_WAIT;
-        let os = |error| Error::Os { at: self.dir.clone(), what: "poll", error };
-        if !os::wait(socket.as_fd(), Until::Readable, deadline).map_err(os)? {
-            return Err(Error::Timeout(self.dir.clone()));
+        let send = || match os::send(socket.as_fd(), &message.to_bytes(), fds) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Timeout(self.dir.clone())),
+            Err(_) => Err(gone()),
+        };
+        send()?;
+        loop {
+            let os = |error| Error::Os { at: self.dir.clone(), what: "poll", error };
+            if !os::wait(socket.as_fd(), Until::Readable, deadline).map_err(os)? {
+                return Err(Error::Timeout(self.dir.clone()));
+            }
+            match self.receive(&socket)? {
+                Some((reply, fds)) if reply.what == want => return Ok((reply, fds)),
+                // The domain exists: only its reply is missing.
+                Some((RESUMED_ALONE, _)) if want == WELCOME => {
+                    return Ok((RESUMED_ALONE, Vec::new()));
+                }
+                Some((RESUMED_ALONE, _)) => send()?,
+                Some(_) => return Err(gone()),
+                None => {}
+            }
         }
+    }
+
+    /// Receives a message, if there is one.
+    fn receive(&self, socket: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
+        let gone = || Error::Gone(self.dir.clone());
         let (mut buf, mut fds) = ([0; 64], Vec::new());
-        let got = os::recv(socket.as_fd(), &mut buf, &mut fds, FDS_MAX).map_err(|_| gone())?;
-        let Received::Bytes(n) = got else { return Err(gone()) };
-        match Message::from_bytes(&buf[..n]) {
-            Some(reply) if reply.what == want => Ok((reply, fds)),
-            _ => Err(gone()),
+        match os::recv(socket.as_fd(), &mut buf, &mut fds, FDS_MAX).map_err(|_| gone())? {
+            Received::Bytes(n) => {
+                let message = Message::from_bytes(&buf[..n]).ok_or_else(gone)?;
+                Ok(Some((message, fds)))
+            }
+            Received::Nothing => Ok(None),
+            Received::Closed | Received::Truncated => Err(gone()),
         }
     }
 }
+
+/// The message of a process that goes on.
+const RESUMED_ALONE: Message = Message { what: RESUMED, a: 0, b: 0 };
 
 impl Table {
     /// Reserves `n` contiguous pages. Returns the first.

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use os::{Carries, Epoll, Listener, Permissions};
+use os::{Carries, Epoll, Listener, Permissions, StateFile};
 use switch::time::Instant;
 use xen_netif::store::{Access, Perm, Store, StoreError};
 
@@ -93,6 +93,7 @@ struct Shared {
 enum Command {
     Listen(Listener, u16),
     Serve(OwnedFd, u16),
+    Keep(StateFile),
     Stop,
 }
 
@@ -195,6 +196,11 @@ impl Server {
         Ok(())
     }
 
+    /// Writes its nodes down in `file` whenever they change, before the reply.
+    pub fn keep(&self, file: StateFile) {
+        self.shared.command(Command::Keep(file));
+    }
+
     /// Listens with this socket; clients act for domain `domid`.
     pub fn serve(&self, listener: Listener, domid: u16) {
         self.shared.command(Command::Listen(listener, domid));
@@ -243,6 +249,8 @@ struct Service {
     next: u64,
     events: EventQueues,
     shares: Shares,
+    /// Where the tree is kept for the next process, if this one is killed.
+    file: Option<StateFile>,
     /// Connections whose requests are not read: their domain is in debt, or has too many pending
     /// events.
     paused: BTreeSet<u64>,
@@ -260,6 +268,7 @@ impl Service {
             next: WAKE + 1,
             events: EventQueues::default(),
             shares: Shares::new(limits.cpu_per_mille),
+            file: None,
             paused: BTreeSet::new(),
         }
     }
@@ -324,6 +333,10 @@ impl Service {
             match command {
                 Command::Stop => return false,
                 Command::Serve(socket, domid) => self.add(socket, domid, false),
+                Command::Keep(mut file) => {
+                    self.tree.save(&mut file);
+                    self.file = Some(file);
+                }
                 Command::Listen(listener, domid) => {
                     if self.epoll.add(listener.as_fd(), self.next).is_ok() {
                         self.listeners.insert(self.next, (listener, domid));
@@ -371,13 +384,23 @@ impl Service {
         let Some(connection) = self.connections.get_mut(&tag) else { return };
         let mut fired = Vec::new();
         let mut released = Vec::new();
-        let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
+        let mut world = World {
+            tree: &mut self.tree,
+            fired: &mut fired,
+            released: &mut released,
+            file: self.file.as_mut(),
+            saved: 0,
+        };
         let alive = connection.serve(&mut world, readable);
+        let removes = !released.is_empty();
         for domid in released {
             fired.extend(self.tree.remove_domain(domid).into_iter().map(Fired::Node));
             // Their connections must not act for the next domain with that number.
             self.connections.retain(|t, c| *t == tag || !c.is_of(domid));
             self.paused.retain(|tag| self.connections.contains_key(tag));
+        }
+        if let Some(file) = self.file.as_mut().filter(|_| removes) {
+            self.tree.save(file);
         }
         if !alive {
             self.remove(tag);

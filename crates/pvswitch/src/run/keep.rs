@@ -243,6 +243,11 @@ impl System {
         }
     }
 
+    /// Notes that the record of the switch is outdated.
+    pub(super) fn touch_switch(&mut self) {
+        self.keep.iter_mut().for_each(|keep| keep.switch = true);
+    }
+
     /// Notes that all records are outdated.
     pub(super) fn touch_all(&mut self) {
         if let Some(keep) = &mut self.keep {
@@ -314,9 +319,10 @@ impl System {
         }
         keep.ports.retain(|id| ids.contains(id));
         for name in std::mem::take(&mut keep.touched) {
+            let began = Instant::now();
+            self.export_local(&name, true);
             let Some(state) = self.ports.get(&name) else { continue };
             let id = state.port.id.0;
-            let began = Instant::now();
             let mut fds = Exported { first: first(id), ..Exported::default() };
             let offer = port_offer(state, &self.xen, &mut fds, false);
             let key = format!("p{id}");
@@ -340,6 +346,7 @@ impl System {
             let time = Ns::from(began.elapsed()).times(MESSAGE_TIME);
             state.port.account.messages.charge(time, self.pool.now());
             keep.mark_busy(id, false);
+            self.export_local(&name, false);
         }
         if std::mem::take(&mut keep.switch) {
             let mut fds = Exported::default();

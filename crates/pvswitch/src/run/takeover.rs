@@ -389,8 +389,12 @@ impl System {
                     result => result.map_err(|e| error(&format!("port '{}': {e}", port.name)))?,
                 }
             }
-            if let Some(offer) = &port.xen {
-                self.adopt_vif(&port.name, offer);
+            match (&port.xen, left.and_then(|left| left.lost.get(&port.id))) {
+                (Some(_), Some(why)) => {
+                    tracing::warn!(port = port.name, "its vif is set up anew: {why}");
+                }
+                (Some(offer), None) => self.adopt_vif(&port.name, offer),
+                (None, _) => {}
             }
             self.import_records(port);
         }
@@ -421,7 +425,6 @@ impl System {
             vhost.since = Instant::now();
             vhost.retry = None;
             vhost.connection = Some(connection);
-            vhost.is_up = true;
         }
         Ok(())
     }

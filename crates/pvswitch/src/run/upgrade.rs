@@ -179,9 +179,12 @@ impl System {
         }
     }
 
-    /// All of the switch itself. Of ports of the configuration it has names and ids.
+    /// All of the switch itself. Of ports of the configuration, and of those that `xen:auto`
+    /// found, it has names and ids.
     pub(super) fn switch_offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
-        let known = |state: &&PortState| self.config.port(&state.spec.name).is_some();
+        let known = |state: &&PortState| {
+            self.config.port(&state.spec.name).is_some() || xen::is_found(&state.attach)
+        };
         let mut ports: Vec<_> = self.ports.values().filter(known).map(bare).collect();
         ports.sort_by_key(|port| port.id);
         let left = self.options.duration.map(|all| all.saturating_sub(self.clock().elapsed()));
@@ -297,8 +300,7 @@ pub(super) fn port_offer<'a>(
             let queues = tap.fds.iter().map(|fd| export_fd(fds, fd.as_fd()));
             offer.tap = Some((queues.collect(), tap.created));
         }
-        Attach::Xen(port) if parts => offer.xen = xen::offer(buses, port, fds),
-        Attach::Xen(_) => {}
+        Attach::Xen(port) => offer.xen = xen::offer(buses, port, fds),
         Attach::Null => {}
     }
     offer

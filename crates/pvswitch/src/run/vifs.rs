@@ -19,7 +19,7 @@ use xen_local::BackState;
 use xen_netif::back::{KeptRings, RingPositions, RingsState, VifId, VifState};
 
 use super::xen::{Hypervisor, XenBus, XenPort, found_spec};
-use super::{Attach, RunError, System};
+use super::{Attach, Event, PortState, RunError, System};
 use crate::spec::{Kind, PortSpec, Xen, XenAt};
 
 /// State of a Xen port for another process. Descriptors are indices into the list that goes with
@@ -61,6 +61,11 @@ impl XenOffer {
         }
         Ok(all)
     }
+}
+
+/// Whether a port is one that `xen:auto` found.
+pub(super) fn is_found(attach: &Attach) -> bool {
+    matches!(attach, Attach::Xen(xen) if xen.found)
 }
 
 /// The offer of a port.
@@ -106,6 +111,59 @@ impl System {
             if let Some(Err(error)) = bus.local.as_ref().map(|local| local.resume()) {
                 tracing::error!("{of:?}: {error}");
             }
+        }
+    }
+
+    /// Has the state of a directory kept, if the switch is.
+    pub(super) fn keep_local(&mut self, of: &Hypervisor, spec: &PortSpec) -> Result<(), RunError> {
+        let Some(local) = self.xen.get(of).and_then(|bus| bus.local.clone()) else {
+            return Ok(());
+        };
+        if self.keep.is_none() {
+            return Ok(());
+        }
+        let error = |error: xen_local::Error| RunError::Xen {
+            name: spec.name.clone(),
+            error: error.into(),
+        };
+        local.keep().map_err(error)?;
+        if let Some(changed) = local.changed() {
+            self.watch(changed, Event::LocalGuest(of.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// A front end without Xen waits until a change of its domain is kept.
+    pub(super) fn read_local(&mut self, of: &Hypervisor) {
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        if let Some(changed) = bus.local.as_ref().and_then(|local| local.changed()) {
+            os::drain(changed);
+            bus.changed = true;
+        }
+        let is_of = |state: &PortState| matches!(&state.attach, Attach::Xen(x) if x.of == *of);
+        let ports = self.ports.iter().filter(|(_, state)| is_of(state));
+        for name in ports.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.touch(&name);
+        }
+    }
+
+    /// Has front ends go on whose changes are kept.
+    pub(super) fn confirm_local(&mut self) {
+        for bus in self.xen.values_mut() {
+            if std::mem::take(&mut bus.changed) {
+                bus.local.iter().for_each(|local| local.confirm());
+            }
+        }
+    }
+
+    /// Reads the state of a port's directory for its record, or forgets it.
+    pub(super) fn export_local(&mut self, name: &str, on: bool) {
+        let Some(Attach::Xen(port)) = self.ports.get(name).map(|state| &state.attach) else {
+            return;
+        };
+        if let Some(bus) = self.xen.get_mut(&port.of) {
+            let local = bus.local.as_ref().filter(|_| on);
+            bus.exported = local.map(|local| local.export());
         }
     }
 
@@ -159,7 +217,7 @@ impl System {
 
     /// Starts vifs that were not adopted, and the search for new ones.
     pub(super) fn settle_vifs(&mut self) {
-        let is_xen = |state: &super::PortState| matches!(state.attach, Attach::Xen(_));
+        let is_xen = |state: &PortState| matches!(state.attach, Attach::Xen(_));
         let ports = self.ports.iter().filter(|(_, state)| is_xen(state));
         let names: Vec<_> = ports.map(|(name, _)| name.clone()).collect();
         names.iter().for_each(|name| self.start_xen(name));

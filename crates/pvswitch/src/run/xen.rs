@@ -15,7 +15,7 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::schedule::token;
 use switch::tuning::Tuning;
-use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
+use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId, VifState};
 use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
@@ -53,6 +53,8 @@ pub(super) struct XenBus {
     host: Arc<dyn Back>,
     /// The host, if it is a directory.
     pub(super) local: Option<Arc<xen_local::Back>>,
+    /// Whether its front end waits until a change is kept.
+    pub(super) changed: bool,
     /// Its state for another process, while it is handed over.
     pub(super) exported: Option<(BackState, Vec<Arc<OwnedFd>>)>,
     pub(super) home: Home,
@@ -82,6 +84,8 @@ pub(super) struct XenPort {
     pub(super) log: Arc<PortLog>,
     /// `None` once it is followed.
     pub(super) handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
+    /// State in the record for the next process, if this one is killed.
+    kept: VifState,
     /// Last state logged.
     logged: String,
     /// Event channel of its control ring, if it has one.
@@ -231,6 +235,7 @@ impl System {
         port.account.set_limit("mappings", most.max(defaults::MAPPINGS));
         let account = Arc::clone(&port.account);
         let socket = Socket::new(host, vif, pairs, queues).charged_to(account).with_kept(rings);
+        let socket = socket.keeping(self.keep.is_some());
         let handshake = Handshake::new(vif, conf.offer, socket, Instant::now());
         let xen = XenPort {
             of,
@@ -239,6 +244,7 @@ impl System {
             adopted: false,
             log,
             handshake: Some(Box::new(handshake)),
+            kept: VifState::default(),
             logged: String::new(),
             control: None,
             control_due: None,
@@ -276,6 +282,9 @@ impl System {
     pub(super) fn close_bus(&mut self, of: &Hypervisor) {
         if let Some(bus) = self.xen.remove(of) {
             self.unwatch(bus.home.as_fd(), &Event::Xenstore(of.clone()));
+            if let Some(changed) = bus.local.as_ref().and_then(|local| local.changed()) {
+                self.unwatch(changed, &Event::LocalGuest(of.clone()));
+            }
         }
     }
 
@@ -325,6 +334,7 @@ impl System {
         let mut bus = XenBus {
             host,
             local,
+            changed: false,
             exported: None,
             home,
             bus: Bus::default(),
@@ -340,6 +350,7 @@ impl System {
         let done = bus.bus.start(&mut bus.home, Instant::now());
         self.xen.insert(of.clone(), bus);
         self.watch_home(of)?;
+        self.keep_local(of, spec)?;
         self.finish_bus(of, done);
         Ok(())
     }
@@ -380,6 +391,7 @@ impl System {
                 if let Some(port) = self.xen_port(&spec.name) {
                     port.found = true;
                 }
+                self.touch_switch();
             }
             Err(error) => tracing::warn!("vif {id} is not served: {error}"),
         }
@@ -393,6 +405,7 @@ impl System {
             if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_finished())
             {
                 let _ = self.del_port(&name);
+                self.touch_switch();
             }
         }
     }
@@ -451,7 +464,7 @@ impl System {
     /// Logs changes and watches the event channels of control rings.
     fn update_vifs(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
-        let mut changed = Vec::new();
+        let (mut changed, mut touched) = (Vec::new(), Vec::new());
         for (name, state) in &mut self.ports {
             let Attach::Xen(port) = &mut state.attach else { continue };
             let Some(vif) = bus.bus.vif(port.id).filter(|_| port.of == *of) else { continue };
@@ -460,6 +473,11 @@ impl System {
                 let why = status.error.map(|why| format!(": {why}")).unwrap_or_default();
                 port.log.info(format_args!("vif {}: {}{why}", port.id, status.text));
                 port.logged = status.text;
+            }
+            let now = vif.export();
+            if port.kept != now {
+                port.kept = now;
+                touched.push(name.clone());
             }
             let control = vif.plug().control();
             let same = match (&port.control, &control) {
@@ -470,6 +488,7 @@ impl System {
                 changed.push((name.clone(), std::mem::replace(&mut port.control, control)));
             }
         }
+        touched.iter().for_each(|name| self.touch(name));
         for (name, old) in changed {
             let what = Event::XenControl(name.clone());
             if let Some(old) = old {
@@ -487,6 +506,8 @@ impl System {
 
     /// Serves a vif's control ring, then suspends it.
     pub(super) fn serve_control(&mut self, name: &str) {
+        // A request of which a killed process did a part costs the vif its rings, not the reply.
+        self.begin_message(name);
         let Some(port) = self.xen_port(name) else { return };
         port.control_due = Some(Instant::now() + CONTROL_INTERVAL);
         let (of, id) = (port.of.clone(), port.id);

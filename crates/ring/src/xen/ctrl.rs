@@ -2,6 +2,7 @@
 
 use shm::Area;
 
+use super::ledger::{Ledger, Response};
 use super::page::{Back, Front};
 use super::wire::{CTRL_SLOT_LEN, CtrlRequest, CtrlResponse};
 use super::{Armed, AttachError, Malformed};
@@ -31,6 +32,12 @@ impl BackCtrl {
         Ok(Self { ring: Back::attach_at(area, CTRL_SLOT_LEN, position)? })
     }
 
+    /// Writes responses down in `ledger` before they are in the ring: a successor of a killed
+    /// process [recovers](Ledger::recover) the ring from it. Between two bursts.
+    pub fn keep(&mut self, ledger: Ledger) {
+        self.ring.keep(ledger);
+    }
+
     /// Where another back half goes on. No request may be held, and all responses be published.
     pub fn position(&self) -> u32 {
         self.ring.position()
@@ -51,10 +58,8 @@ impl BackCtrl {
 
     /// Responds to the oldest request taken. Not visible before [`publish`](Self::publish).
     pub fn put(&mut self, response: CtrlResponse) {
-        let at = self.ring.answer();
-        let (first, data) = response.encode();
-        self.ring.page.area.store_u64(at, first);
-        self.ring.page.area.store_u32(at + 8, data);
+        let (first, second) = response.encode();
+        self.ring.answer(Response { first, second });
     }
 
     /// Makes every response so far visible to the front half.

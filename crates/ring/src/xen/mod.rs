@@ -9,7 +9,8 @@
 //! `tx` and `rx` are as the guest sees them. Requests and responses share slots: a response goes
 //! into a slot whose request has been taken. Ours always use the slot of their own request, in
 //! order. That serves a front half that asserts the order (FreeBSD's) and one that finds buffers by
-//! slot (Linux's), and after a back half's death the indices hold its whole state.
+//! slot (Linux's), and after a back half's death the indices hold its whole state, unless it died
+//! while it wrote responses: for that case it has a [`Ledger`].
 //!
 //! Polling needs no negotiation: a half that does not advance its *event* is not notified. `disarm`
 //! relies on that and writes nothing; the peer passes a stale event once in 2^32.
@@ -17,6 +18,7 @@
 //! This module does not map or copy grants, does not use xenstore, and has no clock.
 
 mod ctrl;
+mod ledger;
 mod page;
 mod rx;
 mod tx;
@@ -28,6 +30,7 @@ use crate::bits::{index, lo32};
 
 pub use crate::Armed;
 pub use ctrl::{BackCtrl, FrontCtrl};
+pub use ledger::Ledger;
 pub use page::SmartPoll;
 pub use rx::{BackRx, FrontRx, RxPacket, RxRefusal, RxSlot};
 pub use tx::{BackTx, FrontTx, Multicast, Packet, Refusal, TxPacket, TxSlot};

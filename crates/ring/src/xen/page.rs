@@ -15,8 +15,10 @@
 use shm::Area;
 use shm::sync::{Ordering, fence};
 
-use super::wire::ring_size;
+use super::ledger::{Ledger, Response};
+use super::wire::{RX_SLOT_LEN, TX_SLOT_LEN, ring_size};
 use super::{Armed, AttachError, Malformed};
+use crate::bits::lo32;
 use crate::index::{Idx, Slot, Untrusted};
 
 /// Offset of `req_prod`, which the front half writes.
@@ -48,7 +50,7 @@ pub(super) struct Page {
 
 impl Page {
     /// The largest ring of slots of `slot_len` bytes that fits `area`.
-    fn new(area: Area, slot_len: usize) -> Option<Self> {
+    pub(super) fn new(area: Area, slot_len: usize) -> Option<Self> {
         let size = ring_size(area.len(), slot_len);
         (size > 0).then_some(Self { area, size, slot_len })
     }
@@ -69,6 +71,29 @@ impl Page {
     #[inline]
     fn load(&self, at: usize, ordering: Ordering) -> Untrusted<Idx<u32>> {
         Untrusted::<Idx<u32>>::index(self.area.sync_load_u32(at, ordering))
+    }
+
+    /// Writes a response into its slot. It has 4, 8 or 12 bytes: of a tx, rx or control ring.
+    #[inline]
+    fn write(&self, idx: Idx<u32>, response: Response) {
+        let Response { first, second } = response;
+        let at = self.offset(idx);
+        match self.slot_len {
+            TX_SLOT_LEN => self.area.store_u32(at, lo32(first)),
+            RX_SLOT_LEN => self.area.store_u64(at, first),
+            _ => {
+                self.area.store_u64(at, first);
+                self.area.store_u32(at + 8, second);
+            }
+        }
+    }
+
+    /// Writes the responses that a ledger has for these slots.
+    pub(super) fn write_responses(&self, ledger: &Ledger, mut from: Idx<u32>, to: Idx<u32>) {
+        while from != to {
+            let at = from.advance();
+            self.write(at, ledger.entry(self.slot(at).get()));
+        }
     }
 
     /// Prefetches `lines` cache lines of slots, starting at `idx`.
@@ -96,6 +121,7 @@ pub(super) struct Back {
     /// End of the published part of an unfinished packet: nothing to take before there is more.
     pub(super) partial: Option<Idx<u32>>,
     pub(super) fault: Option<Malformed>,
+    ledger: Option<Ledger>,
 }
 
 impl Back {
@@ -137,6 +163,7 @@ impl Back {
             rsp_notified,
             partial: None,
             fault: None,
+            ledger: None,
         })
     }
 
@@ -144,6 +171,12 @@ impl Back {
     #[inline]
     pub(super) fn held(&self) -> u32 {
         self.req_cons.since(self.rsp_prod)
+    }
+
+    /// Writes responses down before they are in the ring, for a successor. Between two bursts.
+    pub(super) fn keep(&mut self, ledger: Ledger) {
+        ledger.start(self.rsp_published, self.page.size);
+        self.ledger = Some(ledger);
     }
 
     /// The published `rsp_prod`: where the next back half goes on. All requests taken have been
@@ -189,17 +222,26 @@ impl Back {
         *self.fault.insert(fault)
     }
 
-    /// Claims the slot for the next response.
+    /// Puts the next response.
     #[inline]
-    pub(super) fn answer(&mut self) -> usize {
+    pub(super) fn answer(&mut self, response: Response) {
         assert!(self.rsp_prod != self.req_cons, "answer without a request taken");
-        self.page.offset(self.rsp_prod.advance())
+        let at = self.rsp_prod.advance();
+        match &self.ledger {
+            // Into the slot when all of the burst are written down.
+            Some(ledger) => ledger.put(self.page.slot(at).get(), response),
+            None => self.page.write(at, response),
+        }
     }
 
     /// Makes all answers visible.
     #[inline]
     pub(super) fn publish(&mut self) {
         if self.rsp_prod != self.rsp_published {
+            if let Some(ledger) = &self.ledger {
+                ledger.commit(self.rsp_published, self.rsp_prod);
+                self.page.write_responses(ledger, self.rsp_published, self.rsp_prod);
+            }
             // Front sees the responses /before/ rsp_prod; pairs with the acquire in the front's
             // `refresh`; loom tests `xen_*_publish_take`.
             self.page.area.sync_store_u32(RSP_PROD, self.rsp_prod.get(), Ordering::Release);

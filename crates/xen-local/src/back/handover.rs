@@ -3,14 +3,18 @@
 //! Connections to the store are not handed on: the front end connects again, and finds its keys.
 //! Real Xen and its xenstored are no part of a switch, and need none of this.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use os::StateFile;
 use serde::{Deserialize, Serialize};
 
-use super::{Back, Guest, Kept, Limits, Port, Running, Server, register, spawn};
+use super::{
+    Back, Guest, Imported, Keeping, Kept, Limits, Message, Port, RESUMED, Running, Server,
+    register, spawn,
+};
 use crate::store::TreeState;
 use crate::{Error, FRONT, HYPERVISOR, STORE};
 
@@ -20,7 +24,9 @@ pub struct BackState {
     /// Device and inode of the names of both sockets.
     made: [Option<(u64, u64)>; 2],
     created: bool,
+    /// The store's nodes; without them, they are in its file.
     tree: Option<TreeState>,
+    file: bool,
     /// Whether a front end is connected.
     front: bool,
     guest: Option<GuestState>,
@@ -64,7 +70,11 @@ impl Back {
         let mut running = self.running();
         let host = match std::mem::replace(&mut *running, Running::Ended) {
             Running::Paused(host) => host,
-            Running::Imported(front) => {
+            Running::Imported(Imported { front, killed }) => {
+                if let Some(front) = front.as_ref().filter(|_| killed) {
+                    let message = Message { what: RESUMED, a: 0, b: 0 };
+                    let _ = os::send(front.as_fd(), &message.to_bytes(), &[]);
+                }
                 let [hypervisor, store] = &self.listeners;
                 let store = store.adopt(&self.dir.join(STORE)).map_err(os("dup"))?;
                 server.serve(store, FRONT);
@@ -80,16 +90,48 @@ impl Back {
         Ok(())
     }
 
-    /// Returns its state for another process, and the descriptors. It must be paused.
+    /// Has its state kept for the next process: each change of the front end's domain is reported
+    /// by [`changed`](Self::changed), and the front end waits until it is
+    /// [confirmed](Self::confirm). The store writes its nodes down itself.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub fn keep(&self) -> Result<(), Error> {
+        let os = |what| move |error| Error::Os { at: self.dir.clone(), what, error };
+        let file = StateFile::new().map_err(os("memfd"))?;
+        let fd = file.as_fd().try_clone_to_owned().map_err(os("dup"))?;
+        let (changed, kept) = (os::eventfd(), os::eventfd());
+        let (changed, kept) = (changed.map_err(os("eventfd"))?, kept.map_err(os("eventfd"))?);
+        if let Some(server) = &self.server {
+            server.keep(file);
+        }
+        let _ = self.file.set(Arc::new(fd));
+        let _ = self.shared.keeping.set(Keeping { changed, kept });
+        Ok(())
+    }
+
+    /// Readable when the state has changed; `None`: it is not kept.
+    pub fn changed(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.keeping.get().map(|keeping| keeping.changed.as_fd())
+    }
+
+    /// The state is kept, as of now.
+    pub fn confirm(&self) {
+        self.shared.keeping.get().into_iter().for_each(|keeping| os::signal(keeping.kept.as_fd()));
+    }
+
+    /// Returns its state for another process, and the descriptors. It is paused, or its changes are
+    /// kept.
     pub fn export(&self) -> (BackState, Vec<Arc<OwnedFd>>) {
         let mut fds: Vec<_> = self.listeners.iter().map(|kept| Arc::clone(&kept.fd)).collect();
+        fds.extend(self.file.get().cloned());
+        let guest = self.shared.lock();
         let front = match &*self.running() {
             Running::Paused(host) => host.front.clone(),
-            _ => None,
+            _ => guest.as_ref().map(|guest| Arc::clone(&guest.socket)),
         };
         let is_connected = front.is_some();
         fds.extend(front);
-        let guest = self.shared.lock();
         let guest = guest.as_ref().filter(|_| is_connected);
         let guest = guest.map(|guest| {
             fds.extend(guest.files.iter().cloned());
@@ -103,6 +145,7 @@ impl Back {
             made: [self.listeners[0].made, self.listeners[1].made],
             created: self.created.load(Ordering::Relaxed),
             tree: self.server.as_ref().and_then(Server::export),
+            file: self.file.get().is_some(),
             front: is_connected,
             guest,
         };
@@ -123,28 +166,38 @@ impl Back {
             Ok::<_, Error>(Kept { fd, made })
         };
         let listeners = [listener(state.made[0])?, listener(state.made[1])?];
-        let front = state.front.then(|| fds.next()).flatten();
+        let file = state.file.then(|| fds.next()).flatten();
+        let killed = state.tree.is_none();
+        let read = || TreeState::read(file?.try_clone().ok()?);
+        let tree = state.tree.or_else(read);
+        let front = state.front.then(|| fds.next()).flatten().filter(|_| tree.is_some());
         let had_guest = state.guest.is_some();
-        let guest = state.guest.and_then(|guest| import_guest(&guest, fds));
+        let guest = state.guest.zip(front.clone());
+        let guest = guest.and_then(|(guest, front)| import_guest(&guest, front, fds));
         let front = front.filter(|_| guest.is_some() == had_guest);
-        let server = Server::import(Limits::XENSTORED, state.tree.unwrap_or_default())?;
+        let server = Server::import(Limits::XENSTORED, tree.unwrap_or_default())?;
         let back = Self {
             shared: Arc::default(),
             stop: Arc::new(os::eventfd().map_err(os("eventfd"))?),
-            running: Mutex::new(Running::Imported(front)),
+            running: Mutex::new(Running::Imported(Imported { front, killed })),
             server: Some(server),
             listeners,
             dir: dir.into(),
             created: AtomicBool::new(state.created),
+            file: OnceLock::new(),
         };
         *back.shared.lock() = guest;
         Ok(back)
     }
 }
 
-fn import_guest(state: &GuestState, mut fds: impl Iterator<Item = Arc<OwnedFd>>) -> Option<Guest> {
+fn import_guest(
+    state: &GuestState,
+    socket: Arc<OwnedFd>,
+    mut fds: impl Iterator<Item = Arc<OwnedFd>>,
+) -> Option<Guest> {
     let files = [fds.next()?, fds.next()?];
-    let mut guest = register(state.pages, files)?;
+    let mut guest = register(state.pages, socket, files)?;
     for port in &state.ports {
         let (to_front, to_back) = (fds.next()?, fds.next()?);
         guest.ports.insert(*port, Port { to_front, to_back, bound: Arc::default() });

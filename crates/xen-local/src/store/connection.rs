@@ -66,6 +66,7 @@ impl Connection {
                 Ok(false) => break,
                 Err(_) => return false,
             }
+            world.save();
             if !self.flush() {
                 return false;
             }

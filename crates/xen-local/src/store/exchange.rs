@@ -53,7 +53,13 @@ impl Exchange {
             return false;
         };
         let (mut fired, mut released) = (Vec::new(), Vec::new());
-        let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
+        let mut world = World {
+            tree: &mut self.tree,
+            fired: &mut fired,
+            released: &mut released,
+            file: None,
+            saved: 0,
+        };
         let mut alive = serve_all(session, &mut world);
         // As with a socket: pending requests are served first.
         if alive && session.accepts_input() {

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use os::StateFile;
+
 use super::tree::{Change, Transaction, Tree, View};
 use super::{Limits, Usage};
 use xen_netif::store::wire::{
@@ -51,6 +53,21 @@ pub struct World<'a> {
     pub tree: &'a mut Tree,
     pub fired: &'a mut Vec<Fired>,
     pub released: &'a mut Vec<u16>,
+    /// Where the tree is kept, and the number of changes that are in it.
+    pub file: Option<&'a mut StateFile>,
+    pub saved: usize,
+}
+
+impl World<'_> {
+    /// Writes the tree down if it has changed: before the client that changed it has a reply.
+    pub fn save(&mut self) {
+        if let Some(file) = &mut self.file
+            && self.fired.len() != self.saved
+        {
+            self.tree.save(file);
+            self.saved = self.fired.len();
+        }
+    }
 }
 
 impl Session {

@@ -5,8 +5,10 @@
 //! transaction is a transaction of its own without conflicts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use os::StateFile;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
@@ -80,6 +82,16 @@ pub struct Tree {
     generation: u64,
 }
 
+/// Version of a tree in a file.
+const TREE_VERSION: u32 = 1;
+
+impl TreeState {
+    /// Reads the tree that a killed process wrote down.
+    pub fn read(file: OwnedFd) -> Option<Self> {
+        serde_json::from_slice(&StateFile::open(file).read(TREE_VERSION)?).ok()
+    }
+}
+
 /// All nodes, for another process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeState {
@@ -130,6 +142,13 @@ impl Tree {
             nodes: self.nodes.iter().map(node).collect(),
             introduced: self.introduced.clone(),
             generation: self.generation,
+        }
+    }
+
+    /// Writes all nodes down; without memory, the last ones stay.
+    pub fn save(&self, file: &mut StateFile) {
+        if let Ok(bytes) = serde_json::to_vec(&self.export()) {
+            let _ = file.write(TREE_VERSION, &bytes);
         }
     }
 

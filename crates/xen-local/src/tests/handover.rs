@@ -231,3 +231,49 @@ fn rings_with_wrong_references_or_positions_are_refused() {
     next.connect(&guest.request).unwrap();
     assert_eq!(frames(&pair), 20);
 }
+
+/// What a record has of a killed process, which was not paused.
+#[test]
+fn killed_process_leaves_what_its_clients_wrote() {
+    let dir = dir();
+    let old = Arc::new(Back::open(&dir, &os::Permissions::OWNER).unwrap());
+    old.keep().unwrap();
+    let (keeper, stop) = (Arc::clone(&old), os::eventfd().unwrap());
+    let ends = stop.try_clone().unwrap();
+    let keeper = std::thread::spawn(move || {
+        let mut records = 0;
+        loop {
+            let changed = keeper.changed().unwrap();
+            let ready = os::poll_readable(&[ends.as_fd(), changed], None);
+            if ready[0] {
+                return records;
+            }
+            os::drain(changed);
+            records += 1;
+            keeper.confirm();
+        }
+    });
+    let front = Front::open(&dir).unwrap();
+    let (port, ours) = front.channel(0).unwrap();
+    let fs = front.store().unwrap();
+    let (state, fds) = old.export();
+    let json = serde_json::to_string(&state).unwrap();
+    assert!(!json.contains("device/vif"), "the nodes are in the file");
+    // Later than the record.
+    fs.write("device/vif/0/state", "4").unwrap();
+    os::signal(stop.as_fd());
+    assert_eq!(keeper.join().unwrap(), 2, "one for the domain, one for the channel");
+    old.pause();
+    std::mem::forget(old);
+    let fds = fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    let new = Back::import(&dir, state, fds).unwrap();
+    new.resume().unwrap();
+    let fs = front.store().unwrap();
+    assert_eq!(fs.read("device/vif/0/state").unwrap().as_deref(), Some("4"));
+    let theirs = host::Back::bind(&new, 1, port).unwrap();
+    theirs.notify();
+    assert!(ours.ack());
+    // A request of now gets its own reply.
+    let (next, _channel) = front.channel(0).unwrap();
+    assert!(next > port);
+}

@@ -1,12 +1,15 @@
 //! Connects a vif's rings to the queue pairs of a port.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
+use ring::xen::{
+    Armed, AttachError, BackCtrl, BackRx, BackTx, CTRL_SLOT_LEN, Ledger, Malformed, RX_SLOT_LEN,
+    TX_SLOT_LEN,
+};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use shm::{Area, Domain, Private};
+use shm::{Area, Domain, Mapping, Private};
 use switch::account::{Account, Charge};
 
 use super::keys::{FrontFeatures, QueueKeys, Refused, Request};
@@ -43,6 +46,8 @@ pub struct Socket<Q: Queues> {
     kept: Option<KeptRings>,
     /// Adopted rings, until they are resumed.
     ready: Option<Ready>,
+    /// Whether the progress of rings is written down.
+    keeps: bool,
 }
 
 /// Rings of a vif for another process: what only the control thread changes.
@@ -52,6 +57,8 @@ pub struct RingsState {
     /// long as a process has their descriptors: those, in the same order.
     ports: Vec<u32>,
     orders: OrdersState,
+    /// Whether the last descriptor is that of the ledgers.
+    ledgers: bool,
 }
 
 /// The same in the other process, with the descriptors.
@@ -66,6 +73,33 @@ pub struct KeptRings {
 impl KeptRings {
     fn bound(&self) -> Vec<Bound> {
         self.fds.iter().cloned().zip(self.state.ports.iter().copied()).collect()
+    }
+}
+
+/// Memory for the progress of rings, for a successor of this process if it is killed.
+struct Ledgers {
+    file: Arc<OwnedFd>,
+    mapping: Arc<Mapping>,
+}
+
+impl Ledgers {
+    /// Bytes from one ring's ledger to the next.
+    const STRIDE: usize = 4096;
+
+    fn new(rings: usize) -> Option<Self> {
+        let len = (rings * Self::STRIDE) as u64;
+        Self::map(Arc::new(os::memfd("pvswitch-rings", len).ok()?), rings)
+    }
+
+    fn map(file: Arc<OwnedFd>, rings: usize) -> Option<Self> {
+        let len = (rings * Self::STRIDE) as u64;
+        let mapping = Arc::new(Mapping::new(file.as_fd(), 0, len).ok()?);
+        Some(Self { file, mapping })
+    }
+
+    /// Of ring `at`: tx and rx of each queue, then the control ring.
+    fn of(&self, at: usize) -> Option<Ledger> {
+        Area::of(&self.mapping, at * Self::STRIDE, Self::STRIDE).and_then(Ledger::new)
     }
 }
 
@@ -91,6 +125,7 @@ struct Rings {
     pages: Vec<RingPage>,
     /// Event channels that another process can use, with our ports.
     bound: Vec<Bound>,
+    ledgers: Option<Ledgers>,
     /// Charge for `pages`.
     _charge: Charge,
 }
@@ -127,6 +162,7 @@ struct Ready {
     orders: Arc<Orders>,
     pages: Vec<RingPage>,
     bound: Vec<Bound>,
+    ledgers: Option<Ledgers>,
     charge: Charge,
 }
 
@@ -176,6 +212,58 @@ impl Binder<'_> {
     }
 }
 
+/// Attaches to rings: at known positions, where a ledger says, or where their responses end.
+struct Attacher<'a> {
+    at: Option<&'a RingPositions>,
+    ledgers: Option<&'a Ledgers>,
+    queues: usize,
+}
+
+impl Attacher<'_> {
+    fn ledger(&self, ring: usize) -> Option<Ledger> {
+        self.ledgers?.of(ring)
+    }
+
+    fn position(&self, ring: usize, page: &Area, slot_len: usize) -> Option<u32> {
+        let known = match self.at {
+            Some(at) if ring == 2 * self.queues => at.ctrl,
+            Some(at) => {
+                at.queues.get(ring / 2).map(|at| if ring.is_multiple_of(2) { at.0 } else { at.1 })
+            }
+            None => None,
+        };
+        known.or_else(|| self.ledger(ring)?.recover(page.clone(), slot_len))
+    }
+
+    fn queue(&self, i: usize, queue: &Queue) -> Result<(BackTx, BackRx), Refused> {
+        let (tx, rx) = (queue.tx.clone(), queue.rx.clone());
+        let tx = match self.position(2 * i, &tx, TX_SLOT_LEN) {
+            Some(at) => BackTx::attach_at(tx, at),
+            None => BackTx::attach(tx),
+        };
+        let rx = match self.position(2 * i + 1, &rx, RX_SLOT_LEN) {
+            Some(at) => BackRx::attach_at(rx, at),
+            None => BackRx::attach(rx),
+        };
+        let mut tx = tx.map_err(|e| bad_ring("tx", e))?;
+        let mut rx = rx.map_err(|e| bad_ring("rx", e))?;
+        self.ledger(2 * i).into_iter().for_each(|ledger| tx.keep(ledger));
+        self.ledger(2 * i + 1).into_iter().for_each(|ledger| rx.keep(ledger));
+        Ok((tx, rx))
+    }
+
+    fn ctrl(&self, page: &Area) -> Result<BackCtrl, Refused> {
+        let ring = 2 * self.queues;
+        let attached = match self.position(ring, page, CTRL_SLOT_LEN) {
+            Some(at) => BackCtrl::attach_at(page.clone(), at),
+            None => BackCtrl::attach(page.clone()),
+        };
+        let mut attached = attached.map_err(|e| bad_ring("control", e))?;
+        self.ledger(ring).into_iter().for_each(|ledger| attached.keep(ledger));
+        Ok(attached)
+    }
+}
+
 impl<Q: Queues> Socket<Q> {
     /// Creates a socket without rings.
     pub fn new(host: Arc<dyn Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
@@ -193,6 +281,7 @@ impl<Q: Queues> Socket<Q> {
             settings: None,
             kept: None,
             ready: None,
+            keeps: false,
         }
     }
 
@@ -203,12 +292,22 @@ impl<Q: Queues> Socket<Q> {
         self
     }
 
+    /// Has the progress of rings written down (`keeps`), so that a successor can go on if this
+    /// process is killed.
+    #[must_use]
+    pub fn keeping(mut self, keeps: bool) -> Self {
+        self.keeps = keeps;
+        self
+    }
+
     /// Returns the state of rings that run for another process, and its descriptors.
     pub fn export(&self) -> Option<(RingsState, Vec<&Arc<OwnedFd>>)> {
         let rings = self.rings.as_ref()?;
         let ports = rings.bound.iter().map(|(_, port)| *port).collect();
-        let fds = rings.bound.iter().map(|(fd, _)| fd).collect();
-        Some((RingsState { ports, orders: rings.orders.export() }, fds))
+        let mut fds: Vec<_> = rings.bound.iter().map(|(fd, _)| fd).collect();
+        fds.extend(rings.ledgers.as_ref().map(|ledgers| &ledgers.file));
+        let (orders, ledgers) = (rings.orders.export(), rings.ledgers.is_some());
+        Some((RingsState { ports, orders, ledgers }, fds))
     }
 
     /// Where another process goes on with the rings. No worker may serve them from here until the
@@ -294,7 +393,17 @@ impl<Q: Queues> Socket<Q> {
         }
         let (peer, smart_poll) = (peer(&request.features), request.features.smart_poll);
         let bound = binder.bound;
-        Ok(Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, bound, charge })
+        let ledgers = self.keeps.then(|| self.ledgers(2 * queues.len() + 1)).flatten();
+        Ok(Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, bound, ledgers, charge })
+    }
+
+    /// Those of another process, or new ones.
+    fn ledgers(&self, rings: usize) -> Option<Ledgers> {
+        let kept = self.kept.as_ref().filter(|kept| kept.state.ledgers);
+        match kept.and_then(|kept| kept.fds.last()) {
+            Some(file) => Ledgers::map(Arc::clone(file), rings),
+            None => Ledgers::new(rings),
+        }
     }
 
     fn mapper(&self) -> PageMapper {
@@ -305,32 +414,26 @@ impl<Q: Queues> Socket<Q> {
 
     /// Attaches to rings, where their responses end or at these positions, and starts queues.
     fn run(&mut self, ready: Ready, at: Option<&RingPositions>) -> Result<(), Refused> {
-        let Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, bound, charge } = ready;
+        let Ready { queues, ctrl, peer, smart_poll, domain, orders, pages, .. } = ready;
+        let Ready { bound, ledgers, charge, .. } = ready;
         // All of them first: none is served if one is invalid.
-        let attach = |(i, queue): (usize, &Queue)| {
-            let (tx, rx) = (queue.tx.clone(), queue.rx.clone());
-            let (tx, rx) = match at.and_then(|at| at.queues.get(i)) {
-                Some((tx_at, rx_at)) => {
-                    (BackTx::attach_at(tx, *tx_at), BackRx::attach_at(rx, *rx_at))
-                }
-                None => (BackTx::attach(tx), BackRx::attach(rx)),
-            };
-            Ok((tx.map_err(|e| bad_ring("tx", e))?, rx.map_err(|e| bad_ring("rx", e))?))
-        };
-        let attached: Vec<_> = queues.iter().enumerate().map(attach).collect::<Result<_, _>>()?;
+        let attach = Attacher { at, ledgers: ledgers.as_ref(), queues: queues.len() };
+        let attached = queues.iter().enumerate().map(|(i, queue)| attach.queue(i, queue));
+        let attached: Vec<_> = attached.collect::<Result<_, _>>()?;
         let ctrl = ctrl.map(|CtrlEnd { ring, channel }| {
-            let ring = match at.and_then(|at| at.ctrl) {
-                Some(at) => BackCtrl::attach_at(ring, at),
-                None => BackCtrl::attach(ring),
-            };
-            let ring = ring.map_err(|e| bad_ring("control", e))?;
+            let ring = attach.ctrl(&ring)?;
             let (domain, orders) = (Arc::clone(&domain), Arc::clone(&orders));
             let control = Control::new(ring, domain, orders, Some(Box::new(self.mapper())));
             Ok(Ctrl { control, channel })
         });
         let ctrl = ctrl.transpose()?;
         let vif = Arc::new(Vif::new());
-        vif.set_multicast(at.map(|at| at.multicast.clone()).unwrap_or_default());
+        match at {
+            Some(at) => vif.set_multicast(at.multicast.clone()),
+            // The list of a killed process is lost: everything is delivered.
+            None if self.kept.is_some() => vif.lose_multicast(),
+            None => {}
+        }
         // Before the first burst.
         self.settings.iter().for_each(|settings| apply(&vif, None, settings));
         let count = u16::try_from(queues.len()).expect("16 at most");
@@ -355,8 +458,17 @@ impl<Q: Queues> Socket<Q> {
             self.queues.start(number, tx_end.1, rx_end.1);
         }
         let active = 0;
-        self.rings =
-            Some(Rings { count, active, vif, orders, ctrl, pages, bound, _charge: charge });
+        self.rings = Some(Rings {
+            count,
+            active,
+            vif,
+            orders,
+            ctrl,
+            pages,
+            bound,
+            ledgers,
+            _charge: charge,
+        });
         Ok(())
     }
 

@@ -86,6 +86,8 @@ pub struct Vif {
     bucket: Mutex<Option<Bucket>>,
     filtering: AtomicBool,
     multicast: Mutex<Vec<[u8; 6]>>,
+    /// The list is not known: nothing is filtered.
+    lost: AtomicBool,
     /// 0: not set.
     mtu: AtomicU16,
     /// No frames pass in either direction.
@@ -166,10 +168,15 @@ impl Vif {
         *self.multicast.lock().unwrap_or_else(PoisonError::into_inner) = list;
     }
 
+    /// Notes that the list is not known.
+    pub fn lose_multicast(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
     /// Whether multicast is filtered.
     #[inline]
     pub(super) fn is_filtering(&self) -> bool {
-        self.filtering.load(Ordering::Acquire)
+        self.filtering.load(Ordering::Acquire) && !self.lost.load(Ordering::Acquire)
     }
 
     /// Whether a frame to `mac` is to be delivered. Broadcast always is.

@@ -3,6 +3,7 @@
 use shm::Area;
 use shm::sync::Ordering;
 
+use crate::xen::ledger::Ledger;
 use crate::xen::page::{Back, SMARTPOLL_ACTIVE};
 use crate::xen::wire::{Extra, RX_SLOT_LEN, RxRequest, RxResponse};
 use crate::xen::{Armed, AttachError, Malformed};
@@ -30,6 +31,12 @@ impl BackRx {
     /// [`AttachError`], as for [`attach`](Self::attach).
     pub fn attach_at(area: Area, position: u32) -> Result<Self, AttachError> {
         Ok(Self { ring: Back::attach_at(area, RX_SLOT_LEN, position)? })
+    }
+
+    /// Writes responses down in `ledger` before they are in the ring: a successor of a killed
+    /// process [recovers](Ledger::recover) the ring from it. Between two bursts.
+    pub fn keep(&mut self, ledger: Ledger) {
+        self.ring.keep(ledger);
     }
 
     /// Where another back half goes on. No request may be held, and all responses be published.
@@ -76,16 +83,14 @@ impl BackRx {
     /// [`publish`](Self::publish), which must be called between packets only.
     #[inline]
     pub fn put(&mut self, response: RxResponse) {
-        let at = self.ring.answer();
-        self.ring.page.area.store_u64(at, response.encode());
+        self.ring.answer(response.encode().into());
     }
 
     /// Puts an extra info into the slot of the oldest request taken, whose page stays unused.
     /// `more`: another follows.
     #[inline]
     pub fn put_extra(&mut self, extra: Extra, more: bool) {
-        let at = self.ring.answer();
-        self.ring.page.area.store_u64(at, extra.encode(more));
+        self.ring.answer(extra.encode(more).into());
     }
 
     /// Makes every response so far visible to the front half.

@@ -6,6 +6,7 @@ use shm::Area;
 
 use super::{Packet, Refusal, TxPacket, TxSlot};
 use crate::index::Idx;
+use crate::xen::ledger::Ledger;
 use crate::xen::page::Back;
 use crate::xen::wire::{Extra, TX_SLOT_LEN, TxRequest, TxResponse, tx_flag};
 use crate::xen::{
@@ -71,6 +72,12 @@ impl BackTx {
         let size = index(ring.page.size);
         let answers = vec![Answer::default(); size].into();
         Self { ring, answers, packets: VecDeque::with_capacity(size) }
+    }
+
+    /// Writes responses down in `ledger` before they are in the ring: a successor of a killed
+    /// process [recovers](Ledger::recover) the ring from it. Between two bursts.
+    pub fn keep(&mut self, ledger: Ledger) {
+        self.ring.keep(ledger);
     }
 
     /// Where another back half goes on. No request may be held, and all responses be published.
@@ -265,8 +272,7 @@ impl BackTx {
                 Answer::Empty(id) => TxResponse { id, status: status::OKAY },
                 Answer::Extra => TxResponse { id: 0, status: status::NULL },
             };
-            let at = self.ring.answer();
-            self.ring.page.area.store_u32(at, response.encode());
+            self.ring.answer(u64::from(response.encode()).into());
         }
     }
 
