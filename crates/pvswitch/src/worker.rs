@@ -20,16 +20,12 @@ use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
 use switch::port::QueueId;
-use switch::schedule::{self, Effect, Scheduler, Then};
+use switch::schedule::{self, COMMANDS_MAX, Effect, Scheduler, Then};
 use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
-use self::handle::{Command, Io, WAKE, Watched, lock};
+use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
 use crate::pool::Pool;
-
-/// Maximum number of queues whose commands are carried out between two rounds: frames are not
-/// delayed by a peer that starts and stops its rings in a loop.
-const COMMANDS_MAX: usize = 64;
 
 /// Starts the thread of worker `index`, pinned to `cpu` if given.
 pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Result<()> {
@@ -211,22 +207,8 @@ impl Worker {
         };
         for command in commands {
             match command {
-                Command::Serve(served) => self.adopt(served),
-                Command::Drop(token) => self.drop_queue(token),
-                Command::GiveAway(token, to) => self.scheduler.give_away(token, to),
-                Command::Watch(token, watched) => {
-                    if let Some(kick) = &watched.kick {
-                        self.wait_for_kicks(watched.port.id, kick, token);
-                    }
-                    self.watched.insert(token, watched);
-                }
-                Command::Kick(token) => self.kick(token),
-                Command::Poll(token) => self.scheduler.poll(token),
+                Command::Queue(command) => self.run_queue_command(command),
                 Command::Retry => self.scheduler.wake(1 << self.handle.index),
-                Command::Table(table) => {
-                    self.scheduler.set_ports(table.len());
-                    self.forwarder.set_table(table);
-                }
                 Command::Tenants(tenants) => self.forwarder.set_tenants(tenants),
                 Command::Held(at) => self.forwarder.wait_for(at),
                 Command::Freeze(gate) => {
@@ -239,6 +221,27 @@ impl Worker {
             }
         }
         self.count_queues();
+    }
+
+    fn run_queue_command(&mut self, command: schedule::Command<Begin, Arc<Table>>) {
+        use schedule::Command;
+        match command {
+            Command::Begin(Begin::Serve(served)) => self.adopt(served),
+            Command::Begin(Begin::Watch(token, watched)) => {
+                if let Some(kick) = &watched.kick {
+                    self.wait_for_kicks(watched.port.id, kick, token);
+                }
+                self.watched.insert(token, watched);
+            }
+            Command::Drop(token) => self.drop_queue(token),
+            Command::GiveAway(token, to) => self.scheduler.give_away(token, to),
+            Command::Poll(token) => self.scheduler.poll(token),
+            Command::Kick(token) => self.kick(token),
+            Command::Table(table) => {
+                self.scheduler.set_ports(table.len());
+                self.forwarder.set_table(table);
+            }
+        }
     }
 
     fn count_queues(&self) {

@@ -22,7 +22,7 @@ use crate::port::{self, Pair, Setup};
 use crate::random::Random;
 use crate::rules::{AllRules, PortRules, RATE_WAIT, is_on};
 use crate::settings::{Operators, costs, delay_max, weight};
-use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served, token};
+use crate::worker::{Name, Served, Then, Token, Worker, name_of, served, token};
 
 pub(crate) struct Switching {
     pub workers: Vec<Worker>,
@@ -182,11 +182,11 @@ impl Switching {
         given.into_iter().filter_map(|(served, to)| self.hand_over(from, to, served)).collect()
     }
 
-    /// Delivers commands of worker `from` to others; returns the workers to wake.
+    /// Has the workers that worker `from` wakes retry; returns the workers to wake.
     pub fn dispatch(&mut self, from: usize) -> Vec<usize> {
         let mut woken = Vec::new();
-        for (to, command) in std::mem::take(&mut self.workers[from].sends) {
-            self.workers[to].commands.push(command);
+        for to in std::mem::take(&mut self.workers[from].wakes) {
+            self.workers[to].retries = true;
             woken.push(to);
         }
         for (port, queue) in std::mem::take(&mut self.workers[from].unmuted) {
@@ -234,7 +234,7 @@ impl Switching {
         let (port, queue) = served.of.name;
         served.source.tuning.set_worker(to as u8);
         let worker = &mut self.workers[to];
-        worker.commands.push(Command::Serve(served));
+        drop(worker.commands.begin(served.token, served));
         // A descriptor that is readable when it is added is an event.
         if self.ports[port][queue].is_kicked() {
             worker.pending.insert(Token::Ingress(port, queue));
@@ -242,15 +242,15 @@ impl Switching {
         to
     }
 
-    /// Sends a command to the worker that serves a queue; returns the worker to wake.
-    fn command(&mut self, name: Name, command: Command) -> Option<usize> {
+    /// Has the worker that serves a queue poll it; returns the worker to wake.
+    fn poll(&mut self, name: Name) -> Option<usize> {
         let worker = self.homes.worker(token(name))?;
-        self.workers[worker].commands.push(command);
+        self.workers[worker].commands.poll(token(name));
         Some(worker)
     }
 
     fn give_away(&mut self, GiveAway { token, from, to }: GiveAway) -> usize {
-        self.workers[from].commands.push(Command::GiveAway(name_of(token), to));
+        self.workers[from].commands.give_away(token, to);
         from
     }
 
@@ -277,14 +277,9 @@ impl Switching {
     /// Stops serving a queue; returns the worker to wake.
     fn drop_queue(&mut self, name: Name) -> Option<usize> {
         let worker = self.homes.remove(token(name))?;
-        let commands = &mut self.workers[worker].commands;
-        // The commands before it would have no effect.
-        for command in commands.extract_if(.., |command| command.name() == Some(name)) {
-            if let Command::Serve(served) = command {
-                served.mark_stopped();
-            }
+        if let Some(served) = self.workers[worker].commands.drop_queue(token(name)) {
+            served.mark_stopped();
         }
-        commands.push(Command::Drop(name));
         Some(worker)
     }
 
@@ -302,13 +297,13 @@ impl Switching {
             return None;
         }
         operators.tune(&self.ports[port][queue].tuning, random);
-        self.command(name, Command::Poll(name))
+        self.poll(name)
     }
 
     /// Begins or ends a drain of a queue, as an operator; returns the worker to wake.
     pub fn drain(&mut self, name: Name, on: bool) -> Option<usize> {
         self.ports[name.0][name.1].tuning.set_drain(on);
-        self.command(name, Command::Poll(name))
+        self.poll(name)
     }
 
     /// Drain state of a queue; `None`: no worker serves it.
@@ -407,7 +402,7 @@ impl Switching {
     /// Has a guest's address announced; returns the worker to wake.
     pub fn announce(&mut self, port: usize) -> Option<usize> {
         self.ports[port][0].tuning.announce(mac(port));
-        self.command((port, 0), Command::Poll((port, 0)))
+        self.poll((port, 0))
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {

@@ -5,6 +5,7 @@
 //! or altered here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,7 +15,7 @@ use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
 use switch::frame::Burst;
 use switch::poll::{Costs, State};
 use switch::port::{Fault, Ingress, QueueId};
-use switch::schedule::{self, BurstResult, Effect, KICK_COST, Scheduler, Why};
+use switch::schedule::{self, BurstResult, COMMANDS_MAX, Effect, KICK_COST, Scheduler, Why};
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 
@@ -73,30 +74,8 @@ pub(crate) enum Wake {
     Timer,
 }
 
-/// A command for a worker, run between two rounds.
-pub(crate) enum Command {
-    /// Begins to serve a queue.
-    Serve(Served),
-    /// Stops serving a queue.
-    Drop(Name),
-    /// Gives a queue to another worker.
-    GiveAway(Name, usize),
-    /// Polls a queue: its settings changed.
-    Poll(Name),
-    /// Retries destinations for which it holds frames: one of them has room.
-    Retry,
-}
-
-impl Command {
-    /// The queue that it is about.
-    pub fn name(&self) -> Option<Name> {
-        match self {
-            Self::Serve(served) => Some(served.of.name),
-            Self::Drop(name) | Self::GiveAway(name, _) | Self::Poll(name) => Some(*name),
-            Self::Retry => None,
-        }
-    }
-}
+/// A command about a queue, run between two rounds. All workers have the same table.
+pub(crate) type Command = schedule::Command<Served, Infallible>;
 
 /// The simulation's part of an ingress queue.
 pub(crate) struct Io {
@@ -162,15 +141,17 @@ pub(crate) struct Worker {
     muted: BTreeSet<Name>,
     /// Queues unmuted since the last step.
     pub unmuted: Vec<Name>,
-    pub commands: Vec<Command>,
+    pub commands: schedule::Commands<Served, Infallible>,
+    /// It retries destinations for which it holds frames: one of them has room.
+    pub retries: bool,
     /// It was notified of commands since it last polled.
     signalled: bool,
     /// Ports whose guests violated the protocol.
     pub faults: Vec<(usize, Fault)>,
     /// Egress queues whose stall began, or (false) ended.
     pub stalled: Vec<(Name, bool)>,
-    /// Commands for other workers.
-    pub sends: Vec<(usize, Command)>,
+    /// Workers for whose held frames it found room.
+    pub wakes: Vec<usize>,
     /// Queues given away, and their new workers.
     pub given: Vec<(Served, usize)>,
     /// Number of its current sleep: timers of earlier sleeps are ignored.
@@ -232,11 +213,12 @@ impl Worker {
             pending: BTreeSet::new(),
             muted: BTreeSet::new(),
             unmuted: Vec::new(),
-            commands: Vec::new(),
+            commands: schedule::Commands::default(),
+            retries: false,
             signalled: false,
             faults: Vec::new(),
             stalled: Vec::new(),
-            sends: Vec::new(),
+            wakes: Vec::new(),
             given: Vec::new(),
             timer: 0,
             phase: Phase::Go,
@@ -267,10 +249,7 @@ impl Worker {
     /// Queues that it serves or is about to serve. One that it is to drop may be served for one
     /// more round.
     pub fn names(&self) -> impl Iterator<Item = Name> {
-        let coming = self.commands.iter().filter_map(|command| match command {
-            Command::Serve(served) => Some(served.of.name),
-            _ => None,
-        });
+        let coming = self.commands.beginning().map(|served| served.of.name);
         let here = self.queues().iter().map(|queue| queue.served.of.name);
         here.filter(|name| !self.will_drop(*name)).chain(coming)
     }
@@ -307,14 +286,17 @@ impl Worker {
 
     /// Whether it has a command to poll a queue.
     pub fn will_poll(&self, name: Name) -> bool {
-        let is_poll = |command: &Command| matches!(command, Command::Poll(of) if *of == name);
-        self.commands.iter().any(is_poll)
+        self.commands.will_poll(token(name))
     }
 
     /// Whether it has a command to stop serving a queue.
     pub fn will_drop(&self, name: Name) -> bool {
-        let is_drop = |command: &Command| matches!(command, Command::Drop(of) if *of == name);
-        self.commands.iter().any(is_drop)
+        self.commands.will_drop(token(name))
+    }
+
+    /// Whether it has commands.
+    pub fn has_commands(&self) -> bool {
+        !self.commands.is_empty() || self.retries
     }
 
     /// Whether it does nothing more without an external event.
@@ -323,7 +305,7 @@ impl Worker {
         if self.forwarder.is_blocked() && now - self.progressed < Ns::from_secs(2) {
             return false;
         }
-        let no_input = self.commands.is_empty() && self.pending.is_empty() && self.given.is_empty();
+        let no_input = !self.has_commands() && self.pending.is_empty() && self.given.is_empty();
         let naps = |q: &Queue| q.state() == State::Warm && is_soon(q.nap_until(), now);
         let is_polled = |q: &&Queue| q.is_listed() || naps(q);
         let is_empty = |q: &Queue| self.notes[&q.served.token].empty_polls >= EMPTY_POLLS_MIN;
@@ -407,7 +389,7 @@ impl Worker {
             if !follows_event(&effect) && std::mem::take(&mut self.begins) {
                 self.began = self.time;
             }
-            let commands = !self.commands.is_empty();
+            let commands = self.has_commands();
             let is_private = match effect {
                 Effect::RunCommands => !commands,
                 Effect::Measure { .. } => true,
@@ -449,7 +431,7 @@ impl Worker {
             Effect::Retry { all, why } => self.retry(all, why, now, ledger),
             Effect::Wake(workers) => {
                 let others = (0..64).filter(|w| workers & 1 << w != 0);
-                self.sends.extend(others.map(|w| (w, Command::Retry)));
+                self.wakes.extend(others);
             }
             Effect::Measure { .. } => {}
             Effect::Give { queues, to } => {
@@ -519,28 +501,33 @@ impl Worker {
     }
 
     fn run_commands(&mut self, now: Instant) {
-        if !self.commands.is_empty() {
+        if self.has_commands() {
             self.time = now;
         }
-        for command in std::mem::take(&mut self.commands) {
+        for command in self.commands.take(COMMANDS_MAX) {
             match command {
-                Command::Serve(served) => self.adopt(served, now),
-                Command::Drop(name) => {
-                    if let Some(served) = self.scheduler.remove(token(name)) {
+                Command::Begin(served) => self.adopt(served, now),
+                Command::Drop(token) => {
+                    if let Some(served) = self.scheduler.remove(token) {
                         self.forget(&served);
                         served.mark_stopped();
                     }
                 }
-                Command::GiveAway(name, to) => {
-                    self.requested.insert(token(name));
-                    self.scheduler.give_away(token(name), to);
+                Command::GiveAway(token, to) => {
+                    self.requested.insert(token);
+                    self.scheduler.give_away(token, to);
                 }
-                Command::Poll(name) => {
-                    self.scheduler.poll(token(name));
-                    self.note(name).empty_polls = 0;
+                Command::Poll(token) => {
+                    self.scheduler.poll(token);
+                    self.note(name_of(token)).empty_polls = 0;
                 }
-                Command::Retry => self.scheduler.wake(1 << self.index),
+                // Kicks are descriptors here.
+                Command::Kick(_) => {}
+                Command::Table(never) => match never {},
             }
+        }
+        if std::mem::take(&mut self.retries) {
+            self.scheduler.wake(1 << self.index);
         }
     }
 
@@ -732,7 +719,7 @@ impl Worker {
     }
 
     fn wait(&mut self, timeout: Option<Ns>, now: Instant) {
-        if !self.commands.is_empty() {
+        if self.has_commands() {
             self.scheduler.record_wait(false);
             return;
         }

@@ -15,6 +15,7 @@
 //! [`burst`] does, which drivers with real ports share.
 
 mod burst;
+mod commands;
 mod homes;
 mod load;
 mod queue;
@@ -26,6 +27,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 pub use self::burst::{BurstResult, arm, burst};
+pub use self::commands::{COMMANDS_MAX, Command, Commands};
 pub use self::homes::{GiveAway, Home, Homes, Placement, queue_id, token};
 use self::load::Period;
 pub use self::queue::{Queue, Served};

@@ -1,6 +1,5 @@
 //! A worker as seen by other threads: its commands, its reports and its counters.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,18 +35,10 @@ pub struct Served {
 
 /// Command to a worker, carried out between two rounds.
 pub(super) enum Command {
-    Serve(Placed),
-    Drop(u64),
-    /// Gives a queue to another worker.
-    GiveAway(u64, usize),
-    /// Watches an egress queue whose peer kicks when it has posted buffers.
-    Watch(u64, Watched),
-    Kick(u64),
-    /// Polls a queue whose settings were changed.
-    Poll(u64),
+    /// About a queue or the table.
+    Queue(schedule::Command<Begin, Arc<Table>>),
     /// Retries held frames: their destination has room.
     Retry,
-    Table(Arc<Table>),
     /// Replaces the rules of ports.
     Tenants(Option<Arc<Tenants>>),
     /// Delivers frames that another process held for an egress queue.
@@ -57,6 +48,13 @@ pub(super) enum Command {
     Stop,
 }
 
+/// A queue that a worker begins to serve, or an egress queue, with its token, whose peer kicks when
+/// it has posted buffers.
+pub(super) enum Begin {
+    Serve(Placed),
+    Watch(u64, Watched),
+}
+
 pub(super) struct Watched {
     pub port: Arc<Port>,
     pub queue: u16,
@@ -64,106 +62,31 @@ pub(super) struct Watched {
     pub kick: Option<KickFd>,
 }
 
-/// Pending commands of one queue. Later commands replace earlier ones, so a peer that starts and
-/// stops its queues in a loop neither lengthens the list nor keeps more descriptors in it than
-/// those of its queues.
-#[derive(Default)]
-pub(super) struct QueueCommands {
-    drop: bool,
-    begin: Option<Command>,
-    away: Option<usize>,
-    poll: bool,
-    kick: bool,
-}
-
 /// Pending commands of a worker.
 #[derive(Default)]
 pub(super) struct Commands {
-    order: VecDeque<Next>,
-    of: HashMap<u64, QueueCommands>,
+    queues: schedule::Commands<Begin, Arc<Table>>,
     retry: bool,
     stop: bool,
     held: Vec<QueueId>,
     gate: Option<Arc<Gate>>,
-    /// The latest table, and its number.
-    table: Option<Arc<Table>>,
-    tables: u64,
     /// The latest rules of ports. Taken before all other commands: a queue is never served under
     /// older rules than those published before it was given to this worker.
     tenants: Option<Option<Arc<Tenants>>>,
 }
 
-enum Next {
-    Token(u64),
-    Table(u64),
-}
-
 impl Commands {
-    fn push(&mut self, command: Command) {
-        let token = match &command {
-            Command::Serve(served) => served.token,
-            Command::Watch(token, _)
-            | Command::Drop(token)
-            | Command::GiveAway(token, _)
-            | Command::Kick(token)
-            | Command::Poll(token) => *token,
-            Command::Retry => return self.retry = true,
-            Command::Stop => return self.stop = true,
-            Command::Held(at) => return self.held.push(*at),
-            Command::Freeze(gate) => return self.gate = Some(Arc::clone(gate)),
-            Command::Table(_) => {
-                let Command::Table(table) = command else { return };
-                self.table = Some(table);
-                self.tables += 1;
-                return self.order.push_back(Next::Table(self.tables));
-            }
-            Command::Tenants(_) => {
-                let Command::Tenants(tenants) = command else { return };
-                return self.tenants = Some(tenants);
-            }
-        };
-        let order = &mut self.order;
-        let pending = self.of.entry(token).or_insert_with(|| {
-            order.push_back(Next::Token(token));
-            QueueCommands::default()
-        });
-        match command {
-            Command::Serve(_) | Command::Watch(..) => pending.begin = Some(command),
-            Command::Drop(_) => {
-                // It was not served yet: treat it as served and dropped.
-                if let Some(Command::Serve(served)) = &pending.begin {
-                    served.mark_stopped();
-                }
-                *pending = QueueCommands { drop: true, ..QueueCommands::default() };
-            }
-            Command::GiveAway(_, to) => pending.away = Some(to),
-            Command::Poll(_) => pending.poll = true,
-            _ => pending.kick = true,
+    fn drop_queue(&mut self, token: u64) {
+        if let Some(Begin::Serve(served)) = self.queues.drop_queue(token) {
+            served.mark_stopped();
         }
     }
 
-    /// Takes the next commands, in order: those of at most `tokens` queues.
-    pub(super) fn take(&mut self, tokens: usize) -> Vec<Command> {
+    /// Takes the next commands, in order: those of at most `queues` queues.
+    pub(super) fn take(&mut self, queues: usize) -> Vec<Command> {
         let mut commands = Vec::from_iter(self.tenants.take().map(Command::Tenants));
-        for _ in 0..tokens {
-            let token = match self.order.pop_front() {
-                Some(Next::Token(token)) => token,
-                Some(Next::Table(n)) => {
-                    // Only the latest table counts.
-                    let table = self.table.take_if(|_| n == self.tables);
-                    commands.extend(table.map(Command::Table));
-                    continue;
-                }
-                None => break,
-            };
-            let Some(pending) = self.of.remove(&token) else { continue };
-            commands.extend(pending.drop.then_some(Command::Drop(token)));
-            commands.extend(pending.begin);
-            commands.extend(pending.away.map(|to| Command::GiveAway(token, to)));
-            commands.extend(pending.poll.then_some(Command::Poll(token)));
-            commands.extend(pending.kick.then_some(Command::Kick(token)));
-        }
-        if self.order.is_empty() {
+        commands.extend(self.queues.take(queues).into_iter().map(Command::Queue));
+        if self.queues.is_empty() {
             // Their ports are in the table by now.
             let held = std::mem::take(&mut self.held).into_iter();
             commands.extend(held.map(Command::Held));
@@ -176,7 +99,7 @@ impl Commands {
 
     /// Whether no commands of queues or tables are pending.
     pub(super) fn is_empty(&self) -> bool {
-        self.order.is_empty() && self.held.is_empty()
+        self.queues.is_empty() && self.held.is_empty()
     }
 }
 
@@ -264,8 +187,8 @@ impl Handle {
         Ok(handle)
     }
 
-    fn send(&self, command: Command) {
-        lock(&self.commands).push(command);
+    fn send(&self, add: impl FnOnce(&mut Commands)) {
+        add(&mut lock(&self.commands));
         self.has_commands.store(true, Ordering::Release);
         os::signal(self.wake.as_fd());
     }
@@ -273,7 +196,7 @@ impl Handle {
     /// Starts serving a queue.
     pub fn serve(&self, served: Placed) {
         served.source.tuning.set_worker(self.index);
-        self.send(Command::Serve(served));
+        self.send(|pending| drop(pending.queues.begin(served.token, Begin::Serve(served))));
     }
 
     /// Edge-triggered: kicks are not read, so each costs only the wake-up. Called by the worker
@@ -285,57 +208,58 @@ impl Handle {
 
     /// Stops serving or watching a queue. It may be served for one more round.
     pub fn drop_queue(&self, token: u64) {
-        self.send(Command::Drop(token));
+        self.send(|pending| pending.drop_queue(token));
     }
 
     /// Has a queue given to another worker.
     pub fn give_away(&self, token: u64, to: usize) {
-        self.send(Command::GiveAway(token, to));
+        self.send(|pending| pending.queues.give_away(token, to));
     }
 
     /// Watches an egress queue for kicks of its peer.
     pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
-        self.send(Command::Watch(token, Watched { port, queue, kick }));
+        let begin = Begin::Watch(token, Watched { port, queue, kick });
+        self.send(|pending| drop(pending.queues.begin(token, begin)));
     }
 
     /// Delivers a kick that did not arrive by the queue's descriptor.
     pub fn kick(&self, token: u64) {
-        self.send(Command::Kick(token));
+        self.send(|pending| pending.queues.kick(token));
     }
 
     /// Has a queue polled after a change of its settings, even if its policy is waiting.
     pub fn poll(&self, token: u64) {
-        self.send(Command::Poll(token));
+        self.send(|pending| pending.queues.poll(token));
     }
 
     /// Has held frames retried: a destination has room.
     pub fn retry(&self) {
-        self.send(Command::Retry);
+        self.send(|pending| pending.retry = true);
     }
 
     /// Replaces the port table.
     pub fn set_table(&self, table: Arc<Table>) {
-        self.send(Command::Table(table));
+        self.send(|pending| pending.queues.set_table(table));
     }
 
     /// Replaces the rules of ports.
     pub fn set_tenants(&self, tenants: Option<Arc<Tenants>>) {
-        self.send(Command::Tenants(tenants));
+        self.send(|pending| pending.tenants = Some(tenants));
     }
 
     /// Has it deliver frames that another process held for an egress queue.
     pub fn deliver_held(&self, at: QueueId) {
-        self.send(Command::Held(at));
+        self.send(|pending| pending.held.push(at));
     }
 
     /// Has it wait at a gate after its round.
     pub fn freeze(&self, gate: Arc<Gate>) {
-        self.send(Command::Freeze(gate));
+        self.send(|pending| pending.gate = Some(gate));
     }
 
     /// Ends the thread and waits for it.
     pub fn stop(&self) {
-        self.send(Command::Stop);
+        self.send(|pending| pending.stop = true);
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }

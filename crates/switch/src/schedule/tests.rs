@@ -1,6 +1,7 @@
 //! The scheduler driven in virtual time, on queues that are made for the test.
 
 mod charges;
+mod commands;
 mod lists;
 mod rate;
 mod short_way;
