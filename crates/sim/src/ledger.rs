@@ -261,7 +261,8 @@ impl Ledger {
         }
     }
 
-    /// Number of destination ports of a frame from `port`, and whether it is flooded.
+    /// Number of outcomes of a frame from `port`, and whether it is flooded: one for each destination
+    /// port, or the count of a frame that no port may get.
     fn destinations(&self, port: usize, to: To) -> (u64, bool) {
         match to {
             _ if self.mode == Mode::Cross => (1, false),
@@ -269,7 +270,8 @@ impl Ledger {
             _ => {
                 let ports = self.table.iter().flatten().filter(|p| p.active() > 0);
                 let others = ports.map(|p| usize::from(p.id.0)).filter(|p| *p != port);
-                (others.filter(|p| !self.rules.isolates(port, *p)).count() as u64, true)
+                let reached = others.filter(|p| !self.rules.isolates(port, *p)).count() as u64;
+                (reached.max(1), true)
             }
         }
     }
@@ -360,8 +362,8 @@ impl Ledger {
         }
         if outcomes != Some(expected) {
             self.record_finding(Finding::Lost(format!(
-                "frames of queue {queue} of port {port} have {expected} destinations, but \
-                 {outcomes:?} outcomes (delivered, held, dropped and counted)"
+                "frames of queue {queue} of port {port} have {outcomes:?} outcomes (delivered, \
+                 held, dropped and counted), {expected} expected"
             )));
         }
     }

@@ -78,10 +78,11 @@ const FROM: [Cause; 30] = [
         "were sent while the toolstack had set the link down",
         "set the link up in the toolstack",
     ),
-    cause(
+    normal(
         "drops_no_port",
-        "had no destination: cross mode, and the partner port is not up",
-        "start the partner's guest",
+        "had no destination: the partner of a cross-connect, or each port that a flooded frame may \
+         reach, is not up",
+        "start the other guest, or see its VLAN and isolation; normal while a guest is alone",
     ),
     normal(
         "drops_same_port",

@@ -96,6 +96,10 @@ impl Forwarder {
         // With rules, the number depends on the frame's VLAN; with a loop, on its source.
         let is_same = rules.is_none() && refused.is_none();
         let ports = if is_same { self.made.ports(ports) } else { ports() };
+        if ports == 0 {
+            from.stats.drops_no_port.add(1);
+            return true;
+        }
         match self.may_flood(from, frame, flow, i == 0, ports) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,

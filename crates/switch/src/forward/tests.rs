@@ -493,6 +493,20 @@ fn frames_to_a_flow_use_the_queue_it_is_sent_on() {
 }
 
 #[test]
+fn flooded_frames_that_reach_no_port_are_counted() {
+    let rig = &mut Rig::new(Mode::Switch, 3, 1);
+    rig.table[1].as_ref().unwrap().set_active(0);
+    let send = |rig: &mut Rig| {
+        rig.send(0, &[frame(BROADCAST, mac(0), 1), frame(mac(9), mac(0), 2)]);
+        rig.stats(0).drops_no_port.get()
+    };
+    assert_eq!(send(rig), 0);
+    assert_eq!(serials(&rig.got(2)), [1, 2]);
+    rig.table[2].as_ref().unwrap().set_active(0);
+    assert_eq!(send(rig), 2);
+}
+
+#[test]
 fn cross_wires_pairs_and_counts_what_has_no_partner() {
     let mut rig = Rig::new(Mode::Cross, 5, 1);
     for port in 0..5 {
@@ -743,7 +757,7 @@ fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
                     let others = (0..PORTS).filter(|p| p != port);
                     let up = |p: &usize| rig.table[*p].as_ref().unwrap().active() > 0;
                     let flooded = mode == Mode::Switch && *to >= 4;
-                    copies += if flooded { others.filter(up).count() as u64 } else { 1 };
+                    copies += if flooded { others.filter(up).count().max(1) as u64 } else { 1 };
                 }
                 rig.send(*port, &burst);
             }
