@@ -179,6 +179,124 @@ fn program_that_fails_leaves_the_old_one_at_work() {
     drop(next);
 }
 
+/// A program that relays an upgrade between the old process and a new one of this program, and
+/// runs `act` of Python before it passes on what the old one sends at its workers' gate.
+fn relay(dir: &Dir, act: &str) -> String {
+    let program = common::pvswitch().get_program().to_string_lossy().into_owned();
+    let text = format!(
+        r#"#!/usr/bin/env python3
+import array, os, select, socket, subprocess, sys
+def overwrite(guest):
+    with open(f"/proc/{{guest}}/maps") as maps:
+        inodes = {{int(line.split()[4]) for line in maps if "/memfd:" in line}}
+    descriptors = f"/proc/{{os.getppid()}}/fd"
+    # No two of a ring's indices are as near as its size.
+    words = array.array("H", [77 * i & 0xffff for i in range(1 << 16)]).tobytes()
+    for name in os.listdir(descriptors):
+        if os.stat(f"{{descriptors}}/{{name}}").st_ino in inodes:
+            fd = os.open(f"{{descriptors}}/{{name}}", os.O_RDWR)
+            size = os.fstat(fd).st_size
+            os.write(fd, (words * (size // len(words) + 1))[:size])
+            print("overwritten", size, file=sys.stderr)
+def act():
+    {act}
+old = socket.socket(fileno=os.dup(0))
+new, theirs = socket.socketpair()
+child = subprocess.Popen(["{program}", "run", "--takeover"], stdin=theirs)
+theirs.close()
+states = 0
+while True:
+    for source in select.select([old, new], [], [])[0]:
+        bytes_, fds, _, _ = socket.recv_fds(source, 4, 200)
+        if not bytes_:
+            sys.exit(0)
+        if source is old and len(bytes_) == 4:
+            states += 1
+            if states == 2:
+                act()
+        socket.send_fds(new if source is old else old, [bytes_], fds)
+        for fd in fds:
+            os.close(fd)
+"#
+    );
+    let path = dir.path("relay");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path.display().to_string()
+}
+
+/// Whether this machine has `program`; if not, prints that the test is skipped.
+fn has(program: &str) -> bool {
+    let has = std::process::Command::new(program).arg("--version").output().is_ok();
+    if !has {
+        println!("skipped: {program} is not installed");
+    }
+    has
+}
+
+#[test]
+fn failure_at_the_gate_restores_the_offloads_of_taps() {
+    if !may_make_taps() || !has("python3") || !has("ethtool") {
+        return;
+    }
+    let dir = Dir::new();
+    let tap = format!("pvsoff{}", std::process::id() % 100_000);
+    let ports = [dir.port("a", ",without=guest-tso4+guest-tso6"), format!("h=tap:{tap}")];
+    let switch = Switch::start(&dir, &["--forward", "cross"], &ports);
+    // The TAP gets the offloads that its only receiver accepts.
+    let sink = Gen::start(&dir.path("a"), &["--mode", "sink"]);
+    switch.wait_up("a", true);
+    let offloads = || {
+        let out = std::process::Command::new("ethtool").args(["-k", &tap]).output().unwrap();
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let has_none = || offloads().contains("tcp-segmentation-offload: off");
+    wait_for("the guest's offloads", has_none);
+    let meanwhile = dir.path("meanwhile");
+    let act = format!(
+        "os.system(\"ethtool -k {tap} > {}\"); child.kill(); sys.exit(1)",
+        meanwhile.display()
+    );
+    let program = relay(&dir, &act);
+    let before = offloads();
+    let out = switch.ctl(&["upgrade", &program]);
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(error.contains("this switch keeps running, nothing was changed"), "{error}");
+    // The other process had requested all.
+    let meanwhile = std::fs::read_to_string(meanwhile).unwrap();
+    assert!(meanwhile.contains("tcp-segmentation-offload: on"), "{meanwhile}");
+    assert_eq!(offloads(), before);
+    sink.end();
+}
+
+#[test]
+fn held_frames_of_a_ring_that_is_broken_after_an_upgrade_are_counted() {
+    if !has("python3") {
+        return;
+    }
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let (sender, sink) = sender_and_sink(&switch, &dir, &[]);
+    switch.wait_for_frames("a", 1000);
+    signal(&sink.0.0, Signal::STOP);
+    wait_for("held frames", || held(&switch, "b") > 0);
+    // The guest's rings are invalid when the next process uses them.
+    let act = format!("overwrite({})", sink.0.0.id());
+    let program = relay(&dir, &act);
+    let out = switch.ctl(&["upgrade", &program]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(switch.log().contains("overwritten"), "{}", switch.log());
+    wait_for("the next process", || switch.json(&["show"])["taken_over"].is_object());
+    wait_for("the end of the connection", || switch.port("show", "b")["up"] == false);
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    let accounted = || switch.counter("b", "egress", "frames") + drops(&switch, "a", "b");
+    wait_for("all frames", || accounted() >= sent);
+    assert_eq!(accounted(), sent, "{}", switch.json(&["stats"]));
+    assert!(switch.counter("b", "egress", "drops_held_down") > 0);
+    switch.shut_down(&dir);
+}
+
 #[test]
 fn takeover_without_a_switch_is_refused() {
     let out = common::pvswitch().args(["run", "--takeover"]).output().unwrap();
