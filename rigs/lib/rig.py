@@ -598,6 +598,14 @@ def read_ping(text):
     return int(match[1]), int(match[2])
 
 
+def longest_ping_ms(text):
+    """The longest round trip of a ping, iputils or busybox."""
+    match = re.search(r"min/avg/max(?:/mdev)? = [\d.]+/[\d.]+/([\d.]+)", text)
+    if not match:
+        raise Failure(f"ping printed no round trips: {last_line(text)}")
+    return float(match[1])
+
+
 def lab_with(r, guest, *options):
     """A small piece of the lab's study `fairness` with such guests: both ends are kernels with their own driver."""
     out = r.out / "lab"
