@@ -200,6 +200,27 @@ impl Config {
         }
         found
     }
+
+    /// Finds what is valid, and separates tenants less than it seems to: transparent ports beside
+    /// ports with VLANs.
+    pub fn warnings(&self) -> Vec<(Part, String)> {
+        let is_mirror_port =
+            |name: &str| self.ports.iter().any(|p| p.text(MIRROR_TO).as_deref() == Some(name));
+        let (transparent, others): (Vec<_>, Vec<_>) =
+            self.ports.iter().partition(|port| port.is_transparent());
+        let Some(other) = others.first() else { return Vec::new() };
+        let warned = transparent.into_iter().filter(|port| !is_mirror_port(&port.name));
+        let warning = |PortText { name, .. }: &PortText| {
+            let what = format!(
+                "port '{name}' carries all VLANs, beside port '{}' in one of its own: its peer may \
+                 send into each with a tag, and receives the floods of all: add vlan=N or \
+                 trunk=N+M, unless its peer is trusted",
+                other.name
+            );
+            (Part::Port(name.clone()), what)
+        };
+        warned.map(warning).collect()
+    }
 }
 
 /// What only one port of a switch can use; `None`: nothing.

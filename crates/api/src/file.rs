@@ -199,23 +199,30 @@ impl File {
     ///
     /// # Errors
     /// They are not; errors in files have line and column.
-    pub fn with(self, command_line: Config) -> Result<Config, Problems> {
-        let Self { config, places, .. } = self;
-        let Config { settings, ports, statics } = config;
+    pub fn with(&self, command_line: Config) -> Result<Config, Problems> {
+        let Config { settings, ports, statics } = &self.config;
         let whole = Config {
-            settings: command_line.settings.or(settings),
-            ports: [ports, command_line.ports].concat(),
-            statics: [statics, command_line.statics].concat(),
+            settings: command_line.settings.or(settings.clone()),
+            ports: [&ports[..], &command_line.ports].concat(),
+            statics: [&statics[..], &command_line.statics].concat(),
         };
-        let located = |(part, what): (Part, String)| match places.get(&part) {
+        let problems = self.located(whole.conflicts());
+        if problems.is_empty() { Ok(whole) } else { Err(Problems(problems)) }
+    }
+
+    /// What is valid and probably not meant, with line and column.
+    pub fn warnings(&self) -> Vec<Problem> {
+        self.located(self.config.warnings())
+    }
+
+    fn located(&self, found: Vec<(Part, String)>) -> Vec<Problem> {
+        let located = |(part, what): (Part, String)| match self.places.get(&part) {
             Some(Place { file, line, column }) => {
                 Problem { file: Some(name(file)), line: Some(*line), column: Some(*column), what }
             }
             None => Problem::new(None, what),
         };
-        let problems: Vec<_> =
-            whole.conflicts().into_iter().take(PROBLEMS_MAX).map(located).collect();
-        if problems.is_empty() { Ok(whole) } else { Err(Problems(problems)) }
+        found.into_iter().take(PROBLEMS_MAX).map(located).collect()
     }
 
     /// Parses a file; `of` is the file that includes it.

@@ -161,7 +161,7 @@ fn of_type(value: &Type) -> Value {
         Type::Choice(words) => choice(words),
         Type::Policy => pattern(&policy()),
         Type::Macs => list(MAC),
-        Type::Ips => list("[0-9A-Fa-f.:]+"),
+        Type::Ips => list("([0-9A-Fa-f.:]+|locked)"),
         Type::Vlan => vlan(),
         Type::Vlans => vlans(),
         Type::Rate => amounts("[0-9.]+[kKmMgG]?(bit|frames)?"),

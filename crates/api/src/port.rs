@@ -56,7 +56,8 @@ impl FromStr for PortText {
 }
 
 fn parse(s: &str) -> Result<PortText, String> {
-    let shape = "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/tmp/vm1.sock";
+    let shape =
+        "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/run/pvswitch/vm1.sock";
     let (name, rest) = s.split_once('=').ok_or(shape)?;
     // A kind without an argument may have options: null,weight=2.
     let end = rest.find([':', ',']).unwrap_or(rest.len());
@@ -276,6 +277,12 @@ impl PortText {
     /// The MAC addresses of an option; empty unless given.
     pub fn macs(&self, name: &str) -> Vec<[u8; 6]> {
         self.value(name).map_or_else(Vec::new, |value| value.macs().to_vec())
+    }
+
+    /// Whether it carries all VLANs.
+    pub fn is_transparent(&self) -> bool {
+        let has_vlan = self.value("vlan").is_some_and(|value| value.vlan().is_some());
+        !has_vlan && self.value("trunk").is_none_or(|value| value.vlans().is_empty())
     }
 
     /// The names of an option; empty unless given.

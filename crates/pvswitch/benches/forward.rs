@@ -69,7 +69,7 @@ impl Case {
     /// or, `tagged`, is a trunk.
     fn with_rules(mut self, tagged: bool) -> Self {
         // A DHCP server may be one: some flows have its ports.
-        let security = Some(Security::new(&MACS[..1], &[[10, 0, 0, 1].into()], true, false));
+        let security = Some(Security::new(&MACS[..1], Some(&[[10, 0, 0, 1].into()]), true, false));
         let of = |security, vlan| Some(Arc::new(Rules { security, vlan, isolated: false }));
         let trunk = Vlan::Trunk { vids: [VLAN].into_iter().collect(), native: None };
         let to = if tagged { trunk } else { Vlan::Access(VLAN) };

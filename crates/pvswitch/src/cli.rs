@@ -29,7 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   pvswitch demo
       Run a switch and embedded guests with a live view; needs neither root nor a VM.
-  pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port vm2=vhost-user:/tmp/vm2.sock
+  pvswitch run --port vm1=vhost-user:/run/pvswitch/vm1.sock \\
+      --port vm2=vhost-user:/run/pvswitch/vm2.sock
       Connect two virtual machines; prints the QEMU options to paste.
   pvswitch ctl stats --json
       Print the counters of a running switch.
@@ -77,33 +78,41 @@ pub enum Command {
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
-  pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
-  pvswitch run --port a=vhost-user:/tmp/a.sock,queues=2,poll/1=timer:2000,call/1=coalesce:50,32
+  pvswitch run --port vm1=vhost-user:/run/pvswitch/vm1.sock --port host=tap:tap0
+  pvswitch run --port a=vhost-user:/run/pvswitch/a.sock,mode=client,queues=4 \\
+      --poll adaptive --workers 2
+  pvswitch run \\
+      --port a=vhost-user:/run/pvswitch/a.sock,queues=2,poll/1=timer:2000,call/1=coalesce:50,32
   pvswitch run --config /etc/pvswitch.toml";
 
 const NIC_EXAMPLES: &str = "\
 Examples:
-  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --netns blue
-  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --poll timer:5000 --kick coalesce:20,16
-  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --set rx-refill=below-half
-  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --queues 2 --control /tmp/nic.sock
-      pvswitch ctl --control /tmp/nic.sock set 1 poll=timer:5000 kick=coalesce:20,16
-  pvswitch nic --connect xen-local:/tmp/p1 --tap eth0 --netns blue
-      Xen rings on a machine without Xen; the switch has --port p1=xen-local:/tmp/p1
+  pvswitch nic --connect vhost-user:/run/pvswitch/p1.sock --tap eth0 --netns blue
+  pvswitch nic --connect vhost-user:/run/pvswitch/p1.sock --tap eth0 --poll timer:5000 \\
+      --kick coalesce:20,16
+  pvswitch nic --connect vhost-user:/run/pvswitch/p1.sock --tap eth0 --set rx-refill=below-half
+  pvswitch nic --connect vhost-user:/run/pvswitch/p1.sock --tap eth0 --queues 2 \\
+      --control /run/pvswitch/nic.sock
+      pvswitch ctl --control /run/pvswitch/nic.sock set 1 poll=timer:5000 kick=coalesce:20,16
+  pvswitch nic --connect xen-local:/run/pvswitch/p1 --tap eth0 --netns blue
+      Xen rings on a machine without Xen; the switch has --port p1=xen-local:/run/pvswitch/p1
   pvswitch nic --connect xen:0,smart-poll=on --tap eth1
       In a Xen guest: its vif 0, which must not be bound to the kernel's driver";
 
 const GEN_EXAMPLES: &str = "\
 Examples:
-  pvswitch gen --connect vhost-user:/tmp/p1.sock --mode sink
-  pvswitch gen --connect vhost-user:/tmp/p2.sock --size imix --rate 100k --duration 10 --json
-  pvswitch gen --connect vhost-user:/tmp/p2.sock --burst 32,1000 --set tx-completion=on-half-empty
-  pvswitch gen --connect xen-local:/tmp/p1,split=off --mode echo --poll event
-  pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8
-  pvswitch gen --connect vhost-user:/tmp/p3.sock --mode hostile=list
+  pvswitch gen --connect vhost-user:/run/pvswitch/p1.sock --mode sink
+  pvswitch gen --connect vhost-user:/run/pvswitch/p2.sock --size imix --rate 100k \\
+      --duration 10 --json
+  pvswitch gen --connect vhost-user:/run/pvswitch/p2.sock --burst 32,1000 \\
+      --set tx-completion=on-half-empty
+  pvswitch gen --connect xen-local:/run/pvswitch/p1,split=off --mode echo --poll event
+  pvswitch gen --connect vhost-user:/run/pvswitch/p{}.sock --mode idle --count 1000 \\
+      --queue-size 8
+  pvswitch gen --connect vhost-user:/run/pvswitch/p3.sock --mode hostile=list
       List the hostile cases for that kind of port; --mode hostile runs all of them in turn
-  pvswitch gen --connect vhost-user:/tmp/p3.sock --packed --mode hostile=wraps --duration 5";
+  pvswitch gen --connect vhost-user:/run/pvswitch/p3.sock --packed --mode hostile=wraps \\
+      --duration 5";
 
 const LAB_HELP: &str = "\
 Runs pvswitch-lab, installed in the same folder: pvswitch lab --help";
@@ -113,7 +122,7 @@ Examples:
   pvswitch ctl show
   pvswitch ctl show vm1
   pvswitch ctl stats --json
-  pvswitch ctl add-port vm3=vhost-user:/tmp/vm3.sock
+  pvswitch ctl add-port vm3=vhost-user:/run/pvswitch/vm3.sock
   pvswitch ctl fdb add 02:00:00:00:00:01 vm1
   pvswitch ctl set vm1 poll=timer:2000 weight=3
   pvswitch ctl set vm1/0 call=coalesce:50,32
@@ -122,7 +131,7 @@ Examples:
   pvswitch ctl set placement=single
   pvswitch ctl reload --dry-run
   pvswitch ctl save /etc/pvswitch.toml
-  pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
+  pvswitch ctl --control /run/pvswitch/nic.sock set kick=coalesce:20,16
       Control a guest: nic and gen with --control PATH accept set and stats";
 
 const RELOAD_HELP: &str = "\

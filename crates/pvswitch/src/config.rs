@@ -54,20 +54,22 @@ pub fn check(args: &CheckArgs) -> Result<bool, AnyError> {
         return Ok(true);
     };
     let loaded = File::load(path).and_then(|file| {
-        let files = file.included.len();
-        file.with(Config::default()).map(|config| (config, files))
+        let config = file.with(Config::default())?;
+        Ok((config, file.included.len(), file.warnings()))
     });
     let file = path.display().to_string();
     match loaded {
-        Ok((config, included)) if args.json => {
+        Ok((config, included, warnings)) if args.json => {
             let ports = config.ports.len();
             let value = json!({
-                "ok": true, "file": file, "problems": [], "ports": ports, "included": included,
+                "ok": true, "file": file, "problems": [], "warnings": warnings, "ports": ports,
+                "included": included,
             });
             println!("{value}");
             Ok(true)
         }
-        Ok((config, included)) => {
+        Ok((config, included, warnings)) => {
+            warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             let count =
                 |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
             let include = match included {

@@ -58,8 +58,8 @@ impl Tenant {
         let value = |name| self.0.get(name);
         let is_on = |name| value(name).and_then(Value::word) == Some("on");
         let macs = value("mac").map_or(&[][..], Value::macs);
-        let ips = value("ip").map_or(&[][..], Value::ips);
-        let is_locked = !macs.is_empty() || !ips.is_empty();
+        let ips = value("ip").and_then(Value::ips);
+        let is_locked = !macs.is_empty() || ips.is_some();
         let security =
             is_locked.then(|| Security::new(macs, ips, is_on("dhcp-server"), is_on("ra")));
         let vids = value("trunk").map_or(&[][..], Value::vlans);
@@ -161,6 +161,7 @@ mod tests {
         for (name, text, alone) in [
             ("mac", "02:00:00:00:00:01", true),
             ("ip", "10.0.0.1+fd00::1", true),
+            ("ip", "locked", true),
             ("dhcp-server", "on", false),
             ("ra", "on", false),
             ("vlan", "5", true),

@@ -151,6 +151,29 @@ fn examples_are_valid() {
 }
 
 #[test]
+fn check_warns_of_a_port_without_vlan_beside_ports_with_one() {
+    let dir = Dir::new();
+    let warned = |text: String| {
+        let file = write(&dir, "x.toml", &text).display().to_string();
+        let out = check(&[&file]);
+        assert_eq!(out.status.code(), Some(0));
+        let shown: Value = serde_json::from_slice(&check(&["--json", &file]).stdout).unwrap();
+        let warnings = shown["warnings"].as_array().unwrap().len();
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(text.lines().count(), warnings, "{text}");
+        text
+    };
+    let (access, trunk) = (vhost("a", "vlan = 5"), vhost("t", "trunk = [5, \"7-9\"]"));
+    let text = warned(format!("{access}{trunk}{}", vhost("b", "")));
+    assert!(text.contains("x.toml:9:7: port 'b' carries all VLANs, beside port 'a'"), "{text}");
+    assert_eq!(warned(format!("{access}{trunk}")), "");
+    assert_eq!(warned(vhost("a", "") + &vhost("b", "")), "");
+    // A mirror port receives copies only, and sends nothing.
+    let mirrored = vhost("a", "vlan = 5\nmirror-to = \"m\"");
+    assert_eq!(warned(mirrored + &vhost("m", "")), "");
+}
+
+#[test]
 fn check_reports_all_errors_and_opens_nothing() {
     let dir = Dir::new();
     let valid = write(&dir, "x.toml", &vhost("a", ""));

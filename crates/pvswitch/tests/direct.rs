@@ -66,7 +66,7 @@ fn kinds() -> impl Iterator<Item = Kind> {
 #[test]
 fn port_with_rules_is_not_read_directly() {
     let locked = |last| {
-        let security = Some(Security::new(&[[2, 0, 0, 0, 0, last]], &[], false, false));
+        let security = Some(Security::new(&[[2, 0, 0, 0, 0, last]], None, false, false));
         Some(Arc::new(Rules { security, ..Rules::default() }))
     };
     for permitted in [true, false] {

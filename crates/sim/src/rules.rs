@@ -43,7 +43,7 @@ impl AllRules {
         let rules = |(i, is_honest): (usize, &bool)| {
             let mut rules = PortRules::default();
             if has_rules && (!is_honest || random.one_in(2)) {
-                rules.security = Some(Security::new(&[mac(i)], &[], false, false));
+                rules.security = Some(Security::new(&[mac(i)], None, false, false));
             }
             rules.isolated = has_rules && random.one_in(3);
             if has_rates {

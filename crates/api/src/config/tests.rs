@@ -46,7 +46,7 @@ fn text_of(value: Type) -> BoxedStrategy<String> {
             })
             .boxed(),
         Type::Ips => {
-            let list = vec!["none", "10.0.0.1", "fd00::1", "10.0.0.1+fd00::1+10.0.0.2"];
+            let list = vec!["none", "locked", "10.0.0.1", "fd00::1", "10.0.0.1+fd00::1+10.0.0.2"];
             select(list).prop_map(Into::into).boxed()
         }
         Type::Vlan => select(vec!["none", "1", "4094"]).prop_map(Into::into).boxed(),

@@ -6,8 +6,10 @@ use std::net::IpAddr;
 
 use crate::mac;
 
-/// The empty list.
+/// The empty list; of IP addresses: no restriction.
 pub const NONE: &str = "none";
+/// A restriction to no IP address at all.
+const LOCKED: &str = "locked";
 /// Most addresses of a list: each frame of its port is compared with them.
 pub const ADDRESSES_MAX: usize = 64;
 /// Highest VLAN id; 4095 is reserved (IEEE 802.1Q, table 9-2).
@@ -44,15 +46,24 @@ pub(super) fn macs(text: &str) -> Result<Vec<[u8; 6]>, String> {
     })
 }
 
-/// Parses IP addresses of interfaces.
+/// Parses IP addresses of interfaces; `None`: any address.
 ///
 /// # Errors
 /// As [`macs`].
-pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, String> {
-    members(text, |word| {
+pub(super) fn ips(text: &str) -> Result<Option<Vec<IpAddr>>, String> {
+    if text == NONE {
+        return Ok(None);
+    }
+    if text == LOCKED {
+        return Ok(Some(Vec::new()));
+    }
+    let list = members(text, |word| {
         let ip: IpAddr = word.parse().map_err(|_| {
-            let hint =
-                if word.contains('/') { "; list single addresses, not prefixes" } else { "" };
+            let hint = match word {
+                _ if word.contains('/') => "; list single addresses, not prefixes",
+                "" | NONE | LOCKED => "; none: any address; locked: no address at all",
+                _ => "",
+            };
             format!("'{word}' is not an IP address like 10.0.0.1 or fd00::1{hint}")
         })?;
         let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
@@ -60,7 +71,8 @@ pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, String> {
             return Err(format!("'{word}' is not an address of an interface"));
         }
         Ok(ip)
-    })
+    });
+    list.map(Some)
 }
 
 /// Parses one VLAN id; `None`: `none`.
@@ -112,9 +124,12 @@ pub fn macs_text(macs: &[[u8; 6]]) -> String {
     joined(macs.iter().map(text))
 }
 
-/// The text of IP addresses.
-pub fn ips_text(ips: &[IpAddr]) -> String {
-    joined(ips.iter().map(IpAddr::to_string))
+/// The text of IP addresses; `None`: any address.
+pub fn ips_text(ips: Option<&[IpAddr]>) -> String {
+    match ips {
+        Some([]) => LOCKED.into(),
+        _ => joined(ips.unwrap_or_default().iter().map(IpAddr::to_string)),
+    }
 }
 
 /// The text of VLAN ids in order, with ranges.
@@ -141,13 +156,15 @@ mod tests {
     fn lists_are_parsed_and_repetitions_removed() {
         let mac = [2, 0, 0, 0, 0, 10];
         assert_eq!(macs("02:00:00:00:00:0A+02:00:00:00:00:0a"), Ok(vec![mac]));
-        let ips = ips("10.0.0.1+fd00::1+10.0.0.1").unwrap();
-        assert_eq!(ips_text(&ips), "10.0.0.1+fd00::1");
+        let list = ips("10.0.0.1+fd00::1+10.0.0.1").unwrap();
+        assert_eq!(ips_text(list.as_deref()), "10.0.0.1+fd00::1");
+        assert_eq!((ips("none"), ips("locked")), (Ok(None), Ok(Some(Vec::new()))));
+        assert_eq!(ips_text(Some(&[])), "locked");
         assert_eq!(vlans("7+3-5+4"), Ok(vec![3, 4, 5, 7]));
         assert_eq!((vlan("4094"), vlan("none")), (Ok(Some(4094)), Ok(None)));
         assert_eq!((macs(NONE), vlans(NONE)), (Ok(vec![]), Ok(vec![])));
         assert_eq!(
-            (macs_text(&[]), ips_text(&[]), vlans_text(&[])),
+            (macs_text(&[]), ips_text(None), vlans_text(&[])),
             (NONE.into(), NONE.into(), NONE.into())
         );
     }
@@ -204,7 +221,7 @@ mod tests {
             prop_assert_eq!(macs(&macs_text(&parsed)), Ok(parsed));
             let addresses = v4.into_iter().map(|ip| IpAddr::from(ip.to_be_bytes()));
             let addresses: Vec<_> = addresses.collect();
-            prop_assert_eq!(ips(&ips_text(&addresses)), Ok(addresses));
+            prop_assert_eq!(ips(&ips_text(Some(&addresses))), Ok(Some(addresses)));
         }
 
         #[test]

@@ -338,8 +338,8 @@ pub const TABLE: &[Entry] = &[
          own (`-device ...,mac=`). In the file also a list",
     ),
     tenant("ip", Type::Ips, "none", "source IP addresses that its peer may use").more(
-        ", IPv4 and IPv6, in IP, ARP and neighbour discovery, with port security. In the file also \
-         a list",
+        ", IPv4 and IPv6, in IP, ARP and neighbour discovery, with port security. `locked`: none, \
+         until others are set: it may request one by DHCP. In the file also a list",
     ),
     tenant(
         "dhcp-server",

@@ -117,8 +117,8 @@ pub enum Value {
     Policy(String),
     /// MAC addresses.
     Macs(Vec<[u8; 6]>),
-    /// IP addresses.
-    Ips(Vec<IpAddr>),
+    /// IP addresses; `None`: any.
+    Ips(Option<Vec<IpAddr>>),
     /// A VLAN.
     Vlan(Option<u16>),
     /// VLANs, in order.
@@ -158,7 +158,7 @@ impl Type {
             Self::Policy => "POLICY",
             Self::Mode => "MODE",
             Self::Macs => "MAC+...",
-            Self::Ips => "ADDR+...",
+            Self::Ips => "ADDR+...|locked",
             Self::Vlan => "N",
             Self::Vlans => "N+M-K",
             Self::Rate => "RATE",
@@ -258,9 +258,9 @@ impl Value {
         if let Self::Macs(macs) = self { macs } else { &[] }
     }
 
-    /// IP addresses; empty for other values.
-    pub fn ips(&self) -> &[IpAddr] {
-        if let Self::Ips(ips) = self { ips } else { &[] }
+    /// IP addresses; `None`: any, and for other values.
+    pub fn ips(&self) -> Option<&[IpAddr]> {
+        if let Self::Ips(ips) = self { ips.as_deref() } else { None }
     }
 
     /// A VLAN.
@@ -298,7 +298,7 @@ impl fmt::Display for Value {
             Self::Choice(word, Some(n)) => write!(f, "{word}:{n}"),
             Self::Policy(text) | Self::Text(text) => f.write_str(text),
             Self::Macs(macs) => f.write_str(&list::macs_text(macs)),
-            Self::Ips(ips) => f.write_str(&list::ips_text(ips)),
+            Self::Ips(ips) => f.write_str(&list::ips_text(ips.as_deref())),
             Self::Vlan(vlan) => f.write_str(&list::vlans_text(vlan.as_slice())),
             Self::Vlans(vids) => f.write_str(&list::vlans_text(vids)),
             Self::Rate(amounts) => f.write_str(&rate::rate_text(*amounts)),

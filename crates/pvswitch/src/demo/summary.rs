@@ -1,6 +1,9 @@
 //! The summary of a demo. All figures are from this run.
 
 use std::fmt::Write;
+use std::path::Path;
+
+use api::control::SYSTEM_DIR;
 
 use super::format::{bits, percent, plural, ratio, si, time_ns};
 use super::scenes::{Flood, Hostile, MODERATE, PolicyRun, Results};
@@ -208,7 +211,10 @@ fn this(machine: &Machine, setting: &Setting) -> String {
 /// Commands to attach virtual machines.
 fn next() -> String {
     let exe = program();
-    let ports = ["vm1", "vm2"].map(|name| format!("{name}=vhost-user:/tmp/{name}.sock"));
+    // The directory of this user's switch: nobody else can make a socket in it.
+    let control = api::control::default_path().ok();
+    let dir = control.as_deref().and_then(Path::parent).unwrap_or(Path::new(SYSTEM_DIR)).display();
+    let ports = ["vm1", "vm2"].map(|name| format!("{name}=vhost-user:{dir}/{name}.sock"));
     let qemu = match ports[0].parse::<PortSpec>() {
         Ok(PortSpec { name, kind: Kind::VhostUser(conf), .. }) => hints::qemu(&name, &conf),
         _ => String::new(),

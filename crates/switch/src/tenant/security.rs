@@ -109,12 +109,13 @@ enum Upper {
 }
 
 impl Security {
-    /// Locks a port to these addresses, of which either list may be empty: not locked.
-    pub fn new(macs: &[[u8; 6]], ips: &[IpAddr], dhcp_server: bool, router: bool) -> Self {
+    /// Locks a port to these addresses. Without MACs, and with `None` for IP addresses, they are
+    /// not locked; without a member in `ips` the peer has no address, and may request one by DHCP.
+    pub fn new(macs: &[[u8; 6]], ips: Option<&[IpAddr]>, dhcp_server: bool, router: bool) -> Self {
+        let (locks_ip, ips) = (ips.is_some(), ips.unwrap_or_default());
         let v4 = ips.iter().filter_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None });
         let v6 = ips.iter().filter_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None });
         let v4: Vec<u32> = v4.map(u32::from).collect();
-        let locks_ip = !ips.is_empty();
         let is_usual_possible = !v4.is_empty() || !locks_ip;
         Self {
             macs: macs.to_vec(),

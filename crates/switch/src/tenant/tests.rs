@@ -93,7 +93,7 @@ fn only_two_isolated_ports_do_not_reach_each_other() {
 #[test]
 fn addresses_of_a_port_are_those_that_its_rules_permit() {
     let (own, other) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
-    let security = Some(Security::new(&[own], &[], false, false));
+    let security = Some(Security::new(&[own], None, false, false));
     let rules = Rules { security, vlan: Vlan::Access(5), isolated: false };
     assert!(rules.may_own(own, 5) && !rules.may_own(own, 6) && !rules.may_own(other, 5));
     assert!(Rules::default().may_own(other, 6));

@@ -1,7 +1,5 @@
 //! Addresses that flap: who is blocked, and for what.
 
-use std::net::IpAddr;
-
 use super::*;
 use crate::fdb::FLAP_MOVES;
 use crate::tenant::{Rules, Security, Tenants};
@@ -66,7 +64,7 @@ fn loop_guard_drops_frames_of_the_port_that_takes_it_and_none_of_its_home() {
 fn locked_address_stays_at_its_owner_and_a_forger_is_dropped_if_asked() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     let locks = |mac| Rules {
-        security: Some(Security::new(&[mac], &[] as &[IpAddr], false, false)),
+        security: Some(Security::new(&[mac], None, false, false)),
         ..Rules::default()
     };
     let rules = vec![Some(Arc::new(locks(mac(1)))), None, Some(Arc::new(locks(mac(3))))];

@@ -17,7 +17,7 @@ fn isolated() -> Option<Rules> {
 }
 
 fn locked(n: u8) -> Option<Rules> {
-    let security = Some(Security::new(&[mac(n)], &[], false, false));
+    let security = Some(Security::new(&[mac(n)], None, false, false));
     Some(Rules { security, ..Rules::default() })
 }
 

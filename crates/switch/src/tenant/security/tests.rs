@@ -62,7 +62,7 @@ fn icmp(kind: u8) -> Vec<u8> {
 
 /// XAPI's locked mode: one MAC, one address of each version.
 fn locked() -> Security {
-    Security::new(&[MAC], &[IpAddr::from(IP), IpAddr::from(ip6(1))], false, false)
+    Security::new(&[MAC], Some(&[IpAddr::from(IP), IpAddr::from(ip6(1))]), false, false)
 }
 
 fn check(rules: &Security, frame: &[u8]) -> Result<(), Refusal> {
@@ -200,7 +200,7 @@ fn own_rules_row_by_row() {
 
 #[test]
 fn servers_and_routers_are_permitted_by_option_and_their_addresses_stay_locked() {
-    let server = Security::new(&[MAC], &[IpAddr::from(IP), IpAddr::from(ip6(1))], true, true);
+    let server = Security::new(&[MAC], Some(&[IpAddr::from(IP), IpAddr::from(ip6(1))]), true, true);
     assert_eq!(check(&server, &ip_frame(&v4(IP, UDP, 0, &udp(67, 68)))), Ok(()));
     assert_eq!(check(&server, &ip_frame(&v4(OTHER_IP, UDP, 0, &udp(67, 68)))), Err(Refusal::Ip));
     let reply = |src| ip_frame(&v6(src, UDP, &udp(547, 546)));
@@ -213,7 +213,7 @@ fn servers_and_routers_are_permitted_by_option_and_their_addresses_stay_locked()
 
 #[test]
 fn locked_mac_without_addresses_permits_any_address_of_its_own() {
-    let rules = Security::new(&[MAC, OTHER_MAC], &[], false, false);
+    let rules = Security::new(&[MAC, OTHER_MAC], None, false, false);
     let arp_of = |mac, ip| eth(MAC, ETHERTYPE_ARP, &arp(2, mac, ip));
     for frame in [
         ip_frame(&v4(OTHER_IP, 132, 0, &[0; 8])),
@@ -234,16 +234,33 @@ fn locked_mac_without_addresses_permits_any_address_of_its_own() {
     assert_eq!(check(&rules, &ip_frame(&v4(IP, UDP, 0, &udp(67, 68)))), Err(Refusal::DhcpServer));
 }
 
+/// `create_vswitch_rules` with no `ipv4_allowed` and no `ipv6_allowed`.
+#[test]
+fn locked_without_addresses_may_request_one_and_nothing_else() {
+    let rules = Security::new(&[MAC], Some(&[]), false, false);
+    let request = v4(ANY_IP, UDP, 0, &udp(68, 67));
+    assert_eq!(check(&rules, &ip_frame(&request)), Ok(()));
+    let probe = |mac| check(&rules, &eth(MAC, ETHERTYPE_ARP, &arp(1, mac, ANY_IP)));
+    assert_eq!((probe(MAC), probe(OTHER_MAC)), (Ok(()), Err(Refusal::Arp)));
+    for (what, frame, _) in xapi_rows() {
+        let passes = what.starts_with("DHCP: UDP") || what == "ARP probe";
+        assert_eq!(check(&rules, &frame).is_ok(), passes, "{what}");
+    }
+    // Discovery of an IPv6 address too: it has none.
+    let solicitation = ip_frame(&v6([0; 16], 58, &nd(135, local(MAC), None)));
+    assert_eq!(check(&rules, &solicitation), Err(Refusal::Ip));
+}
+
 #[test]
 fn locked_addresses_without_a_mac_belong_to_any_source() {
-    let rules = Security::new(&[], &[IpAddr::from(IP), IpAddr::from(ip6(1))], false, false);
+    let rules = Security::new(&[], Some(&[IpAddr::from(IP), IpAddr::from(ip6(1))]), false, false);
     let from = |src, packet: &[u8]| check(&rules, &eth(src, ETHERTYPE_IPV6, packet));
     assert_eq!(from(OTHER_MAC, &v6(local(OTHER_MAC), TCP, &[0; 20])), Ok(()));
     assert_eq!(from(OTHER_MAC, &v6(local(MAC), TCP, &[0; 20])), Err(Refusal::Ip));
     let reply = |mac| check(&rules, &eth(OTHER_MAC, ETHERTYPE_ARP, &arp(2, mac, IP)));
     assert_eq!((reply(OTHER_MAC), reply(MAC)), (Ok(()), Err(Refusal::Arp)));
     // XAPI: without an IPv6 address there is no IPv6 at all.
-    let v4_only = Security::new(&[MAC], &[IpAddr::from(IP)], false, false);
+    let v4_only = Security::new(&[MAC], Some(&[IpAddr::from(IP)]), false, false);
     for packet in [
         v6(local(MAC), TCP, &[0; 20]),
         v6([0; 16], 58, &nd(135, local(MAC), None)),
@@ -341,7 +358,7 @@ fn checksum_is_not_written_over_what_was_checked() {
     let uso = VnetHdr { gso_type: GSO_UDP_L4, ..gso };
     assert_eq!(checked(&sctp, uso), Err(Refusal::Unchecked));
     // With MACs alone: anything after the type.
-    let macs = Security::new(&[MAC], &[], false, false);
+    let macs = Security::new(&[MAC], None, false, false);
     let other = eth(MAC, 0x88cc, &[0; 46]);
     assert_eq!(check_with(&macs, &other, &csum(14, 0)), Ok(()));
     assert_eq!(check_with(&macs, &other, &csum(0, 8)), Err(Refusal::Unchecked));
@@ -361,7 +378,7 @@ fn each_refusal_has_a_counter_of_its_own() {
 #[test]
 fn usual_frames_need_the_short_check_only() {
     let usual = |rules: &Security, packet: &[u8]| rules.is_usual(&ip_frame(packet), &VnetHdr::NONE);
-    for rules in [locked(), Security::new(&[MAC], &[], false, false)] {
+    for rules in [locked(), Security::new(&[MAC], None, false, false)] {
         assert!(usual(&rules, &v4(IP, UDP, 0, &udp(1, 2))));
         assert!(usual(&rules, &v4(IP, TCP, 0x4000, &[0; 20])));
         assert!(!usual(&rules, &v4(IP, UDP, 0, &udp(68, 67))));
@@ -369,7 +386,7 @@ fn usual_frames_need_the_short_check_only() {
         assert!(!usual(&rules, &v6(ip6(1), UDP, &udp(1, 2))));
     }
     assert!(!usual(&locked(), &v4(OTHER_IP, TCP, 0, &[0; 20])));
-    let six = Security::new(&[MAC], &[IpAddr::from(ip6(1))], false, false);
+    let six = Security::new(&[MAC], Some(&[IpAddr::from(ip6(1))]), false, false);
     assert!(!usual(&six, &v4(IP, TCP, 0, &[0; 20])), "no IPv4 address is permitted");
 }
 
@@ -403,6 +420,7 @@ proptest! {
         macs in prop::sample::subsequence(vec![MAC, OTHER_MAC], 0..=2),
         ips in prop::sample::subsequence(vec![IP, OTHER_IP], 0..=2),
         others in prop::sample::subsequence(vec![ip6(1)], 0..=1),
+        any_ip in any::<bool>(),
         servers in any::<(bool, bool)>(),
         source in prop::sample::select(vec![(MAC, IP), (OTHER_MAC, OTHER_IP), (MAC, OTHER_IP)]),
         proto in prop::sample::select(vec![TCP, UDP, 1]),
@@ -413,7 +431,7 @@ proptest! {
     ) {
         let ips: Vec<IpAddr> = ips.into_iter().map(IpAddr::from)
             .chain(others.into_iter().map(IpAddr::from)).collect();
-        let rules = Security::new(&macs, &ips, servers.0, servers.1);
+        let rules = Security::new(&macs, (!any_ip).then_some(&ips[..]), servers.0, servers.1);
         let packet = v4(source.1, proto, 0, &[udp(ports.0, ports.1), vec![0; 20]].concat());
         let mut frame = eth(source.0, ETHERTYPE_IPV4, &packet);
         flips.iter().for_each(|(at, bit)| frame[*at] ^= 1 << bit);
@@ -426,7 +444,7 @@ proptest! {
         } else if flips.is_empty() && len >= 38 && flags == 0 && proto == TCP {
             // The short check is not always false.
             let firsts = macs.first().is_none_or(|mac| *mac == source.0)
-                && ips.first().is_none_or(|ip| *ip == IpAddr::from(source.1));
+                && (any_ip || ips.first() == Some(&IpAddr::from(source.1)));
             prop_assert!(!firsts);
         }
     }

@@ -1,3 +1,4 @@
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -14,13 +15,15 @@ fn vlan() -> impl Strategy<Value = Vlan> {
     })
 }
 
+const IPS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))];
+
 /// Rules of four ports; those of the last one are short or absent.
 fn tenants() -> impl Strategy<Value = Arc<Tenants>> {
     let own = [2, 0, 0, 0, 0, 1];
     let security = (any::<bool>(), any::<bool>()).prop_map(move |(locks_mac, locks_ip)| {
-        let ips = if locks_ip { vec![[10, 0, 0, 1].into()] } else { Vec::new() };
+        let ips: Option<&[IpAddr]> = locks_ip.then_some(&IPS);
         let macs = if locks_mac { vec![own] } else { Vec::new() };
-        Security::new(&macs, &ips, false, false)
+        Security::new(&macs, ips, false, false)
     });
     let rules = (vlan(), any::<bool>(), prop::option::of(security))
         .prop_map(|(vlan, isolated, security)| Rules { vlan, isolated, security });
