@@ -261,8 +261,8 @@ impl Ledger {
         }
     }
 
-    /// Number of outcomes of a frame from `port`, and whether it is flooded: one for each destination
-    /// port, or the count of a frame that no port may get.
+    /// Number of outcomes of a frame from `port`, and whether it is flooded: one for each
+    /// destination port, or the count of a frame that no port may get.
     fn destinations(&self, port: usize, to: To) -> (u64, bool) {
         match to {
             _ if self.mode == Mode::Cross => (1, false),
