@@ -80,21 +80,23 @@ impl KeptRings {
 struct Ledgers {
     file: Arc<OwnedFd>,
     mapping: Arc<Mapping>,
+    _charges: [Option<Charge>; 2],
 }
 
 impl Ledgers {
     /// Bytes from one ring's ledger to the next.
     const STRIDE: usize = 4096;
 
-    fn new(rings: usize) -> Option<Self> {
+    fn new(rings: usize, account: &Account) -> Option<Self> {
         let len = (rings * Self::STRIDE) as u64;
-        Self::map(Arc::new(os::memfd("pvswitch-rings", len).ok()?), rings)
+        Self::map(Arc::new(os::memfd("pvswitch-rings", len).ok()?), rings, account)
     }
 
-    fn map(file: Arc<OwnedFd>, rings: usize) -> Option<Self> {
+    fn map(file: Arc<OwnedFd>, rings: usize, account: &Account) -> Option<Self> {
+        let _charges = [account.descriptors.charge(1).ok(), account.mappings.charge(1).ok()];
         let len = (rings * Self::STRIDE) as u64;
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, len).ok()?);
-        Some(Self { file, mapping })
+        Some(Self { file, mapping, _charges })
     }
 
     /// Of ring `at`: tx and rx of each queue, then the control ring.
@@ -401,8 +403,8 @@ impl<Q: Queues> Socket<Q> {
     fn ledgers(&self, rings: usize) -> Option<Ledgers> {
         let kept = self.kept.as_ref().filter(|kept| kept.state.ledgers);
         match kept.and_then(|kept| kept.fds.last()) {
-            Some(file) => Ledgers::map(Arc::clone(file), rings),
-            None => Ledgers::new(rings),
+            Some(file) => Ledgers::map(Arc::clone(file), rings, &self.account),
+            None => Ledgers::new(rings, &self.account),
         }
     }
 
