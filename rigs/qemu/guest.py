@@ -102,9 +102,10 @@ def build_image():
 class Guest(agent.Agent):
     """One virtual machine with one vhost-user NIC."""
 
-    def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2):
+    def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2,
+                 more=()):  # fmt: skip
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
-        and reconnects every second after the back-end disconnected."""
+        and reconnects every second after the back-end disconnected. `more`: further words for QEMU."""
         self.ip = ip
         kernel, image = build_image()
         agent_socket = r.socket_path(f"{name}.agent")
@@ -133,6 +134,7 @@ class Guest(agent.Agent):
             "-serial", f"file:{r.out / f'console-{name}.log'}",
             "-chardev", f"socket,id=agent,path={agent_socket},server=on,wait=off",
             "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent",
+            *more,
         ])  # fmt: skip
         super().__init__(r, name, agent_socket, process)
 

@@ -188,6 +188,12 @@ fn main() {
             }
         }
     }
+    for len in [60, 1514] {
+        for (layout, features) in [("split", split), ("packed", packed), ("in-order", in_order)] {
+            let name = format!("{layout} switch logged {len}");
+            case(name, Mode::Switch, &|| vec![guests::migrating(features, 1024, len)]);
+        }
+    }
     // As long as a Xen ring.
     for len in [60, 1500] {
         for queues in [1, 2] {

@@ -48,6 +48,11 @@ impl Tenant {
         self.0.get("mac")?.macs().first().copied()
     }
 
+    /// All its MAC addresses, at most 64.
+    pub fn macs(&self) -> &[[u8; 6]] {
+        self.0.get("mac").map_or(&[], Value::macs)
+    }
+
     /// Options that differ from the default, by name, with their values.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.clone().without_defaults().0.into_iter().map(|(name, value)| (name, value.to_string()))

@@ -126,6 +126,7 @@ pub struct Marks {
     bits: [u64; WORDS],
     /// Slots in use, one bit each.
     used: u64,
+    flaw: Flaw,
 }
 
 impl fmt::Debug for Marks {
@@ -137,7 +138,7 @@ impl fmt::Debug for Marks {
 impl Marks {
     /// Collects marks for `log`.
     pub fn new(log: Arc<DirtyLog>) -> Self {
-        Self { log, words: [0; WORDS], bits: [0; WORDS], used: 0 }
+        Self { log, words: [0; WORDS], bits: [0; WORDS], used: 0, flaw: Flaw::new() }
     }
 
     /// The log.
@@ -168,7 +169,8 @@ impl Marks {
                 self.bits[slot] |= bits;
                 return;
             }
-            self.log.set(self.words[slot], self.bits[slot]);
+            let bits = self.flaw.spare(self.bits[slot]);
+            self.log.set(self.words[slot], bits);
         }
         (self.words[slot], self.bits[slot]) = (word, bits);
         self.used |= 1 << slot;
@@ -185,8 +187,52 @@ impl Marks {
         while self.used != 0 {
             let slot = self.used.trailing_zeros() as usize;
             self.used &= self.used - 1;
-            self.log.set_missing(self.words[slot], self.bits[slot]);
+            let bits = self.flaw.spare(self.bits[slot]);
+            self.log.set_missing(self.words[slot], bits);
         }
+    }
+}
+
+/// A fault on demand, in builds with debug assertions only: marks that are omitted, which
+/// `rigs/migrate` must find.
+struct Flaw {
+    /// One mark in so many; 0: none.
+    #[cfg(debug_assertions)]
+    one_in: u64,
+    #[cfg(debug_assertions)]
+    marks: u64,
+}
+
+impl Flaw {
+    #[cfg(debug_assertions)]
+    fn new() -> Self {
+        let one_in = std::env::var("PVSWITCH_OMIT_MARKS").ok().and_then(|n| n.parse().ok());
+        Self { one_in: one_in.unwrap_or(0), marks: 0 }
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn new() -> Self {
+        Self {}
+    }
+
+    /// The bits without those to omit.
+    #[cfg(debug_assertions)]
+    fn spare(&mut self, bits: u64) -> u64 {
+        let mut spared = bits;
+        for bit in (0..WORD_PAGES).map(|n| 1 << n).filter(|bit| self.one_in > 0 && bits & bit != 0)
+        {
+            self.marks += 1;
+            if self.marks.is_multiple_of(self.one_in) {
+                spared &= !bit;
+            }
+        }
+        spared
+    }
+
+    #[cfg(not(debug_assertions))]
+    #[inline(always)]
+    fn spare(&mut self, bits: u64) -> u64 {
+        bits
     }
 }
 

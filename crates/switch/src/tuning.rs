@@ -1,6 +1,8 @@
 //! Run-time settings of an ingress queue, and its state.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::poll::{Policy, State};
 
@@ -39,6 +41,8 @@ pub struct Tuning {
     has_rate: AtomicBool,
     /// The address to announce, in the lower 48 bits; [`NOTHING`]: none.
     announcement: AtomicU64,
+    /// Addresses to announce after that one.
+    further: Mutex<VecDeque<[u8; 6]>>,
 }
 
 /// No address: it has more than 48 bits.
@@ -55,6 +59,7 @@ impl Tuning {
             worker: AtomicU8::new(0),
             has_rate: AtomicBool::new(false),
             announcement: AtomicU64::new(NOTHING),
+            further: Mutex::default(),
         }
     }
 
@@ -131,9 +136,21 @@ impl Tuning {
     /// Requests that the queue's worker announce an address for its peer, in the queue's own turn.
     /// Replaces an earlier request that was not served yet. Notify the worker afterwards.
     pub fn announce(&self, mac: [u8; 6]) {
-        let [a, b, c, d, e, f] = mac;
-        let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
-        self.announcement.store(bits, Ordering::Relaxed);
+        self.announcement.store(bits(mac), Ordering::Relaxed);
+    }
+
+    /// Requests the announcement of several addresses in one turn of the queue. Replaces earlier
+    /// requests.
+    pub fn announce_all(&self, macs: &[[u8; 6]]) {
+        let mut further = self.further();
+        further.clear();
+        further.extend(macs.iter().skip(1));
+        let first = macs.first().map_or(NOTHING, |mac| bits(*mac));
+        self.announcement.store(first, Ordering::Relaxed);
+    }
+
+    fn further(&self) -> MutexGuard<'_, VecDeque<[u8; 6]>> {
+        self.further.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The address to be announced.
@@ -144,7 +161,8 @@ impl Tuning {
 
     /// Takes the address to be announced, so that it is announced once.
     pub fn take_announcement(&self) -> Option<[u8; 6]> {
-        address(self.announcement.swap(NOTHING, Ordering::Relaxed))
+        let next = self.further().pop_front().map_or(NOTHING, bits);
+        address(self.announcement.swap(next, Ordering::Relaxed))
     }
 
     /// Current state of the queue.
@@ -170,6 +188,11 @@ impl Tuning {
     pub fn set_worker(&self, worker: u8) {
         self.worker.store(worker, Ordering::Relaxed);
     }
+}
+
+fn bits(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
 fn address(bits: u64) -> Option<[u8; 6]> {

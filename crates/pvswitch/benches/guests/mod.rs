@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, Layout, Used};
+use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, Layout, RingLog, Used};
 use ring::xen::{
     BackCtrl, BackRx, BackTx, CtrlRequest, FrontCtrl, GrefEntry, RxPacket, ctrl_status, ctrl_type,
 };
-use shm::{GuestMemory, Mapping, Private, Region};
+use shm::{DirtyLog, GuestMemory, Mapping, Private, Region};
 use switch::forward::EgressQueue;
 use switch::frame::FRAME_LEN_MAX;
 use switch::port::Ingress;
@@ -79,7 +79,7 @@ struct Virtio {
     used: Vec<Used>,
 }
 
-fn half(features: Features, size: u16) -> (Half, DeviceQueue) {
+fn half(features: Features, size: u16, logged: bool) -> (Half, DeviceQueue) {
     let len = 0x4_0000 + u64::from(size) * BUFFER;
     let mapping = Arc::new(Mapping::memfd("bench", len).expect("memory"));
     let region = Region { guest_addr: BASE, user_addr: 0, len, offset: 0, mapping };
@@ -87,12 +87,26 @@ fn half(features: Features, size: u16) -> (Half, DeviceQueue) {
     let layout = Layout { size, desc: BASE, driver: BASE + 0x1_0000, device: BASE + 0x2_0000 };
     let base = if features.packed { 0x8000_8000 } else { 0 };
     let driver = DriverQueue::new(&memory, &layout, features, base, None).expect("driver half");
-    let device = DeviceQueue::new(&memory, &layout, features, base).expect("device half");
+    let mut device = DeviceQueue::new(&memory, &layout, features, base).expect("device half");
+    if logged {
+        let mapping = Arc::new(Mapping::memfd("log", 1 << 12).expect("memory"));
+        let log = Arc::new(DirtyLog::new(&mapping, 0, 1 << 12).expect("a log"));
+        device.set_log(Some(RingLog { log, desc: layout.desc, device: layout.device }));
+    }
     (Half { memory, driver, buffers: BASE + 0x4_0000 }, device)
 }
 
 /// Queue `queue` of two virtio guests, whose rings have `size` descriptors.
 pub fn virtio(features: Features, offloads: bool, queue: u16, size: u16, len: u16) -> Lane {
+    lane(features, offloads, queue, size, len, false)
+}
+
+/// The same of two guests that migrate.
+pub fn migrating(features: Features, size: u16, len: u16) -> Lane {
+    lane(features, false, 0, size, len, true)
+}
+
+fn lane(features: Features, offloads: bool, queue: u16, size: u16, len: u16, logged: bool) -> Lane {
     let offloads = if offloads { Offloads::ALL } else { Offloads::default() };
     let format = Format {
         hdr_len: 12,
@@ -101,8 +115,8 @@ pub fn virtio(features: Features, offloads: bool, queue: u16, size: u16, len: u1
         takes: offloads,
         frame_len_max: FRAME_LEN_MAX,
     };
-    let (tx, tx_device) = half(features, size);
-    let (mut rx, rx_device) = half(features, size);
+    let (tx, tx_device) = half(features, size, logged);
+    let (mut rx, rx_device) = half(features, size, logged);
     let (a, b) = (vhost_user::net::Pair::new(), vhost_user::net::Pair::new());
     let mut ingress = a.ingress.lock().expect("fresh");
     ingress.activate(tx_device, Arc::clone(&tx.memory), None, format);

@@ -425,6 +425,7 @@ impl System {
             vhost.since = Instant::now();
             vhost.retry = None;
             vhost.connection = Some(connection);
+            vhost.is_up = true;
         }
         Ok(())
     }

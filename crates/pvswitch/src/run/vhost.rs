@@ -10,6 +10,7 @@ use os::{Carries, Listener};
 use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
+use switch::schedule::token;
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
 use vhost_user::device::Device;
@@ -37,6 +38,8 @@ pub(super) struct VhostPort {
     pub(super) log: Arc<PortLog>,
     pub(super) listener: Option<Listener>,
     pub(super) connection: Option<Connection>,
+    /// Whether its rings ran after the last message.
+    pub(super) is_up: bool,
     pub(super) backoff: Backoff,
     /// Time of the connection.
     pub(super) since: Instant,
@@ -89,6 +92,7 @@ impl System {
             log: Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.clock())),
             listener,
             connection: None,
+            is_up: false,
             backoff: Backoff::default(),
             since: Instant::now(),
             retry: None,
@@ -189,9 +193,32 @@ impl System {
             }
             Ok(Turn::Ready) => {}
         }
+        self.follow_rings(name);
         if let Some((port, _, _)) = self.vhost(name) {
             let id = port.id;
             self.follow(id);
+        }
+    }
+
+    /// After messages of a front-end: a guest whose rings have stopped may run elsewhere by now,
+    /// and one whose rings have started here may have come from there (docs/design/0032).
+    fn follow_rings(&mut self, name: &str) {
+        let now = self.pool.now();
+        let Some(state) = self.ports.get_mut(name) else { return };
+        let Attach::VhostUser(vhost) = &mut state.attach else { return };
+        let (port, is_up) = (&state.port, state.port.active() > 0);
+        let was_up = std::mem::replace(&mut vhost.is_up, is_up);
+        if !is_up {
+            // Also when it was down before: frames that workers still had may be learned later.
+            if self.fdb.learned_from(port.id) > 0 {
+                self.fdb.flush_learned(port.id);
+            }
+            return;
+        }
+        let macs = state.spec.tuning.tenant.macs();
+        if !was_up && !macs.is_empty() && port.account.announcements.spend(now) {
+            state.ingress[0].tuning.announce_all(macs);
+            self.pool.poll(token(port.id, 0, false));
         }
     }
 
@@ -223,6 +250,7 @@ impl System {
     pub(super) fn disconnect(&mut self, name: &str, why: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = vhost.connection.take() else { return };
+        vhost.is_up = false;
         self.touch(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         // After a short connection the back-off stays: a guest with broken rings would otherwise be
@@ -243,7 +271,7 @@ impl System {
         if let Some((port, ingress, _)) = self.vhost(name) {
             // The next guest has another address.
             for queue in ingress {
-                let _ = queue.tuning.take_announcement();
+                queue.tuning.announce_all(&[]);
             }
             port.set_active(0);
             port.end_epoch();

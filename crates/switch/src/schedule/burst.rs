@@ -170,8 +170,9 @@ pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<Instant>) 
     (false, None)
 }
 
-/// Floods what is to be announced for the queue's peer, which cannot do so itself (SEND_RARP), as a
-/// frame of the peer's. False: nothing is, any more. Under the queue's lock, for its counters.
+/// Floods what is to be announced for the queue's peer, which cannot do so itself (SEND_RARP) or
+/// started here (`mac=`), as frames of the peer's. False: nothing is, any more. Under the queue's
+/// lock, for its counters.
 #[cold]
 fn announce(
     forwarder: &mut Forwarder,
@@ -179,10 +180,13 @@ fn announce(
     findings: &mut Findings,
     now: Instant,
 ) -> bool {
-    let Some(mac) = source.tuning.take_announcement() else { return false };
-    let frame = rarp(mac);
-    source.stats.frames.add(1);
-    source.stats.bytes.add(frame.len() as u64);
-    findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now));
-    true
+    let mut any = false;
+    while let Some(mac) = source.tuning.take_announcement() {
+        let frame = rarp(mac);
+        source.stats.frames.add(1);
+        source.stats.bytes.add(frame.len() as u64);
+        findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now));
+        any = true;
+    }
+    any
 }

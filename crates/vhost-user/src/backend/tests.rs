@@ -175,6 +175,24 @@ fn ring_that_is_set_up_again_without_being_stopped() {
     assert_eq!(rig.fake.did(), [Did::Stop(0), poll, Did::Enable(0, false)]);
 }
 
+/// QEMU 7.2 stops a device in this order; the positions migrate with the guest.
+#[test]
+fn position_of_a_ring_is_known_after_a_reset() {
+    for reset in [R::SET_STATUS, R::RESET_DEVICE] {
+        let mut rig = Rig::ready(feature::VERSION_1);
+        rig.ring(0, 256, 7);
+        let payload = if reset == R::SET_STATUS { u(0) } else { vec![] };
+        rig.ok(reset, payload);
+        assert_eq!(rig.ok(R::GET_VRING_BASE, st(0, 0)), st(0, 7));
+        // It is no setting of the next ring: that has none, and does not start.
+        rig.fake.did();
+        rig.ok(R::SET_VRING_NUM, st(0, 256));
+        rig.ok(R::SET_VRING_ADDR, addr(0, USER).to_bytes());
+        rig.send(R::SET_VRING_KICK, u(0), vec![event()]).unwrap();
+        assert_eq!(rig.fake.did(), []);
+    }
+}
+
 #[test]
 fn without_in_band_notifications_no_descriptor_means_polling() {
     let mut rig = Rig::new();

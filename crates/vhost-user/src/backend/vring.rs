@@ -18,6 +18,9 @@ pub(super) struct Vring {
     pub(super) size: Option<u16>,
     pub(super) addr: Option<VringAddr>,
     pub(super) base: Option<u32>,
+    /// Where a reset stopped it. QEMU 7.2 resets the device before it sends GET_VRING_BASE: the
+    /// position is part of a guest's state when it migrates.
+    pub(super) reset_at: Option<u32>,
     pub(super) kick: Option<Kick>,
     pub(super) call: Notify,
     pub(super) err: Notify,
@@ -36,7 +39,8 @@ impl Vring {
     /// would otherwise wait indefinitely.
     pub(super) fn reset(&mut self) {
         let was = std::mem::take(self);
-        *self = Self { call: was.call, err: was.err, ..Self::default() };
+        let reset_at = was.base.or(was.reset_at);
+        *self = Self { call: was.call, err: was.err, reset_at, ..Self::default() };
     }
 }
 
@@ -68,7 +72,8 @@ impl Backend {
             }
             R::GET_VRING_BASE => {
                 self.stop(ring);
-                let num = self.rings[ring].base.unwrap_or(0);
+                let v = &self.rings[ring];
+                let num = v.base.or(v.reset_at).unwrap_or(0);
                 Ok(Payload(VringState { num, ..state }.to_bytes()))
             }
             R::SET_VRING_ENABLE => {
