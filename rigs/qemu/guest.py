@@ -103,7 +103,7 @@ class Guest(agent.Agent):
     """One virtual machine with one vhost-user NIC."""
 
     def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2,
-                 more=()):  # fmt: skip
+                 memory="256M", more=()):  # fmt: skip
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
         and reconnects every second after the back-end disconnected. `more`: further words for QEMU."""
         self.ip = ip
@@ -122,13 +122,14 @@ class Guest(agent.Agent):
             device += f",host_mtu={mtu}"
         if properties:
             device += f",{properties}"
-        words = f"console=ttyS0 panic=-1 mitigations=off guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
+        # init_on_alloc=0: else the kernel writes each page before the switch does, which hides marks that are missing.
+        words = f"console=ttyS0 panic=-1 mitigations=off init_on_alloc=0 guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
         process = r.start(f"guest-{name}", [
             "qemu-system-x86_64", "-nodefaults", "-display", "none",
             "-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=128",
-            "-cpu", "max", "-smp", str(cpus), "-m", "256M",
+            "-cpu", "max", "-smp", str(cpus), "-m", memory,
             # vhost-user: the back-end maps the guest's memory, so it must be shared.
-            "-object", "memory-backend-memfd,id=memory,size=256M,share=on",
+            "-object", f"memory-backend-memfd,id=memory,size={memory},share=on",
             "-kernel", kernel, "-initrd", image, "-append", words,
             "-chardev", chardev, "-netdev", netdev, "-device", device,
             "-serial", f"file:{r.out / f'console-{name}.log'}",

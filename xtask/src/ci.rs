@@ -72,7 +72,7 @@ const STEPS: [Step; 13] = [
     )
     .beside(),
     // After the others: beside the tests, its virtual machines take all CPUs.
-    step("qemu", 40, "rigs/run --quick qemu", NO_ENV, "rigs/run", Kind::Rigs).beside(),
+    step("qemu", 60, "rigs/run --quick qemu migrate", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -100,7 +100,7 @@ const STEPS: [Step; 13] = [
         "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
-    step("rigs", 40, "rigs/run --quick --except xen qemu", NO_ENV, "rigs/run", Kind::Rigs),
+    step("rigs", 40, "rigs/run --quick --except xen qemu migrate", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
 const fn step(
