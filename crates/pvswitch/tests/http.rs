@@ -388,8 +388,9 @@ fn remote_access_is_warned_of() {
     let file = dir.text("x.toml");
     std::fs::write(&file, "http = \"0.0.0.0:0\"\n").unwrap();
     let open = Switch::start(&dir, &["--config", &file], &["n=null".into()]);
-    assert!(open.log().contains("can be reached from other machines"), "{}", open.log());
+    const WARNING: &str = "can be reached from other machines";
+    assert!(open.log().contains(WARNING), "{}", open.log());
     let dir = Dir::new();
     let closed = Switch::start(&dir, &["--http", ":0"], &["n=null".into()]);
-    assert!(!closed.log().contains("WARN"), "{}", closed.log());
+    assert!(!closed.log().contains(WARNING), "{}", closed.log());
 }
