@@ -384,11 +384,11 @@ fn invalid_addresses() {
 
 #[test]
 fn remote_access_is_warned_of() {
+    const WARNING: &str = "can be reached from other machines";
     let dir = Dir::new();
     let file = dir.text("x.toml");
     std::fs::write(&file, "http = \"0.0.0.0:0\"\n").unwrap();
     let open = Switch::start(&dir, &["--config", &file], &["n=null".into()]);
-    const WARNING: &str = "can be reached from other machines";
     assert!(open.log().contains(WARNING), "{}", open.log());
     let dir = Dir::new();
     let closed = Switch::start(&dir, &["--http", ":0"], &["n=null".into()]);
