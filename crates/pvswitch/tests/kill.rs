@@ -5,8 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait, may_make_taps,
-    of_interface, sender_and_sink, wait_for, wait_for_next, wait_until_settled,
+    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait,
+    kill_while_connecting, may_make_taps, of_interface, sender_and_sink, wait_for, wait_for_next,
+    wait_until_settled,
 };
 use serde_json::Value;
 
@@ -215,21 +216,9 @@ fn guests_that_connect_at_the_kill_are_served_or_disconnected() {
     let dir = Dir::new();
     let names = ["a", "b", "c", "d"];
     let switch = Switch::start(&dir, &["--keep"], &names.map(|name| dir.port(name, "")));
-    for round in 0..3 {
-        wait_until_settled(&switch);
-        let before = switch.pid();
-        let idle = ["--mode", "idle", "--queue-size", "8"];
-        let mut guests = names.map(|name| Gen::start(&dir.path(name), &idle));
-        std::thread::sleep(Duration::from_millis(4 * round));
-        kill(before);
-        wait_for_next(&switch, before);
-        // A guest without its connection ends, and the port takes the next one.
-        for (name, guest) in names.iter().zip(&mut guests) {
-            wait_for("each guest", || switch.is_up(name) || !guest.0.lives());
-        }
-        guests.iter_mut().for_each(|guest| guest.0.kill());
-        names.iter().for_each(|name| switch.wait_up(name, false));
-    }
+    kill_while_connecting(&switch, names, 4, |name| {
+        Gen::start(&dir.path(name), &["--mode", "idle", "--queue-size", "8"])
+    });
     let pair = Bystanders::start(&switch, &dir, "a", "b");
     pair.wait_for_replies(&switch);
     pair.end();

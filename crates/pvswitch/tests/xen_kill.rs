@@ -5,7 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Dir, Gen, RECEIVER, Switch, kill, kill_and_wait, wait_for, wait_for_next, wait_until_settled,
+    Dir, Gen, RECEIVER, Switch, kill, kill_and_wait, kill_while_connecting, wait_for,
+    wait_for_next, wait_until_settled,
 };
 
 const SENDER: &str = "02:00:00:00:00:01";
@@ -132,20 +133,9 @@ fn front_ends_that_connect_at_the_kill_are_served_or_disconnected() {
     let dir = Dir::new();
     let names = ["a", "b", "c", "d"];
     let switch = Switch::start(&dir, &["--keep"], &names.map(|name| port(&dir, name, "xen-local")));
-    for round in 0..3 {
-        wait_until_settled(&switch);
-        let before = switch.pid();
-        let idle = ["--mode", "sink"];
-        let mut guests = names.map(|name| guest(&dir, name, "xen-local", &idle));
-        std::thread::sleep(Duration::from_millis(15 * round));
-        kill(before);
-        wait_for_next(&switch, before);
-        for (name, guest) in names.iter().zip(&mut guests) {
-            wait_for("each guest", || switch.is_up(name) || !guest.0.lives());
-        }
-        guests.iter_mut().for_each(|guest| guest.0.kill());
-        names.iter().for_each(|name| switch.wait_up(name, false));
-    }
+    kill_while_connecting(&switch, names, 15, |name| {
+        guest(&dir, name, "xen-local", &["--mode", "sink"])
+    });
     let (sender, sink) = sender_and_sink(&switch, &dir, ["xen-local"; 2]);
     switch.wait_for_frames("a", 200);
     drop((sender, sink));

@@ -132,10 +132,9 @@ impl Active {
         Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
-    /// Checks, before each burst in either direction, that memory is not lost, nor the dirty log
-    /// of a guest that migrates: reads of lost memory
-    /// return zeroes, and writes are lost and use our memory. One relaxed load unless some port
-    /// lost memory since the last check.
+    /// Checks, before each burst in either direction, that memory is not lost, nor the dirty log of
+    /// a guest that migrates: reads of lost memory return zeroes, and writes are lost and use our
+    /// memory. One relaxed load unless some port lost memory since the last check.
     #[inline]
     fn check_lost(&mut self) -> Result<(), Fault> {
         let lost = shm::mappings_lost();

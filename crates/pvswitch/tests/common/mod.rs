@@ -383,6 +383,29 @@ pub fn kill_and_wait(switch: &Switch) {
     assert_eq!(show["taken_over"]["killed"], true, "{show}");
 }
 
+/// Kills a kept switch three times, `step_ms` later each time, while the guests of `names` connect:
+/// none is left hanging, each comes up or ends and its port takes the next one.
+pub fn kill_while_connecting(
+    switch: &Switch,
+    names: [&str; 4],
+    step_ms: u64,
+    start: impl Fn(&str) -> Gen,
+) {
+    for round in 0..3 {
+        wait_until_settled(switch);
+        let before = switch.pid();
+        let mut guests = names.map(&start);
+        std::thread::sleep(Duration::from_millis(step_ms * round));
+        kill(before);
+        wait_for_next(switch, before);
+        for (name, guest) in names.iter().zip(&mut guests) {
+            wait_for("each guest", || switch.is_up(name) || !guest.0.lives());
+        }
+        guests.iter_mut().for_each(|guest| guest.0.kill());
+        names.iter().for_each(|name| switch.wait_up(name, false));
+    }
+}
+
 /// Waits until the process is old enough not to count as one that its state ends.
 pub fn wait_until_settled(switch: &Switch) {
     wait_for("a while", || switch.json(&["show"])["uptime_s"].as_u64().unwrap() >= 2);
