@@ -37,8 +37,8 @@ use crate::port::{Given, PortText, check_name, kind, option};
 use crate::schema::port::{KINDS, KINDS_LATER, Kind};
 use crate::schema::{self, Entry, Type, Value, run};
 
-pub use self::json::Invalid;
 pub(crate) use self::json::setting;
+pub use crate::invalid::Invalid;
 
 /// Most errors that are reported.
 const PROBLEMS_MAX: usize = 20;
@@ -427,7 +427,16 @@ impl Parser<'_> {
         named?;
         let (options, spans): (Vec<_>, Vec<_>) = options.into_iter().unzip();
         let port = PortText { name: name.into(), kind, arg: arg.into(), options };
-        self.keep(port.check().map_err(whole))?;
+        let located = |Invalid { key, what }: Invalid| {
+            let of = |given: &Given| match given.queue {
+                Some(queue) => format!("{}/{queue}", given.entry.name),
+                None => given.entry.name.into(),
+            };
+            let mut given = port.options.iter().zip(&spans);
+            let at = given.find(|(given, _)| key.as_deref() == Some(&of(given)));
+            Wrong::new(at.map_or_else(|| item.span(), |(_, at)| at.clone()), what)
+        };
+        self.keep(port.check().map_err(located))?;
         for (Given { entry, .. }, at) in port.options.iter().zip(&spans) {
             let place = self.place(at);
             self.file.places.entry(Part::Option(name.into(), entry.name)).or_insert(place);

@@ -17,6 +17,7 @@ pub mod file;
 pub mod help;
 pub mod http;
 mod inherited;
+mod invalid;
 pub mod json_schema;
 mod mac;
 pub mod near;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::inherited::INHERITED;
+use crate::invalid::Invalid;
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
 use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_rules};
@@ -81,7 +82,7 @@ fn parse(s: &str) -> Result<PortText, String> {
     let given = options.iter().map(|(key, value)| option(kind, key, value));
     let options = given.collect::<Result<_, _>>()?;
     let port = PortText { name: name.into(), kind, arg: arg.into(), options };
-    port.check()?;
+    port.check().map_err(|invalid| invalid.what)?;
     Ok(port)
 }
 
@@ -158,36 +159,39 @@ impl PortText {
     /// agree.
     ///
     /// # Errors
-    /// One is invalid; the error says what to write.
-    pub fn check(&self) -> Result<(), String> {
-        check_name(&self.name)?;
-        check_text(&self.arg)?;
-        (self.kind.entry().check)(&self.arg)?;
+    /// One is invalid; the error names the option, as `poll/1`, and says what to write.
+    pub fn check(&self) -> Result<(), Invalid> {
+        check_name(&self.name).map_err(Invalid::whole)?;
+        let of_arg = |what| Invalid::new(self.kind.entry().file, what);
+        check_text(&self.arg).map_err(of_arg)?;
+        (self.kind.entry().check)(&self.arg).map_err(of_arg)?;
         self.check_inherited()?;
         if self.word("mode") == Some("client")
             && let Some(given) =
                 self.options.iter().find(|given| given.entry.name.starts_with(SOCKET))
         {
             let name = given.entry.name;
-            return Err(format!(
+            let what = format!(
                 "{name}: with mode=client the front-end makes the socket; set its permissions \
                  there, or use mode=server"
-            ));
+            );
+            return Err(Invalid::new(name, what));
         }
         check_rules(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
+            let name = entry.name;
             check_text(value.text().unwrap_or_default())
-                .map_err(|error| format!("{}: {error}", entry.name))?;
+                .map_err(|error| Invalid::new(name, format!("{name}: {error}")))?;
             if let Some(queue) = queue.filter(|queue| *queue >= usize::from(queues)) {
-                return Err(no_queue(entry.name, queue, queues));
+                return Err(Invalid::new(&format!("{name}/{queue}"), no_queue(name, queue, queues)));
             }
         }
         Ok(())
     }
 
     /// An inherited socket listens, and has its permissions; an inherited interface its settings.
-    fn check_inherited(&self) -> Result<(), String> {
+    fn check_inherited(&self) -> Result<(), Invalid> {
         if !self.arg.starts_with(INHERITED) {
             return Ok(());
         }
@@ -195,11 +199,14 @@ impl PortText {
             let own =
                 |given: &&Given| given.entry.kinds == [Kind::Tap] && given.entry.name != "queues";
             return match self.options.iter().find(own) {
-                Some(given) => Err(format!(
-                    "{}: the starter that opened tap:{} has set up its interface: set it there, or \
-                     use tap:IFNAME",
-                    given.entry.name, self.arg
-                )),
+                Some(Given { entry: Entry { name, .. }, .. }) => {
+                    let what = format!(
+                        "{name}: the starter that opened tap:{} has set up its interface: set it \
+                         there, or use tap:IFNAME",
+                        self.arg
+                    );
+                    Err(Invalid::new(name, what))
+                }
                 None => Ok(()),
             };
         }
@@ -207,17 +214,19 @@ impl PortText {
             return Ok(());
         }
         if self.word("mode") == Some("client") {
-            return Err("mode=client connects to a path, not to an inherited socket: use \
-                        mode=server, or vhost-user:PATH"
-                .into());
+            let what = "mode=client connects to a path, not to an inherited socket: use \
+                        mode=server, or vhost-user:PATH";
+            return Err(Invalid::new("mode", what));
         }
         let mut given = self.options.iter();
         match given.find(|given| given.entry.name.starts_with(SOCKET)) {
-            Some(given) => Err(format!(
-                "{}: permissions of an inherited socket are set where it is made: SocketMode= and \
-                 SocketGroup= of the socket unit",
-                given.entry.name
-            )),
+            Some(Given { entry: Entry { name, .. }, .. }) => {
+                let what = format!(
+                    "{name}: permissions of an inherited socket are set where it is made: \
+                     SocketMode= and SocketGroup= of the socket unit"
+                );
+                Err(Invalid::new(name, what))
+            }
             None => Ok(()),
         }
     }

@@ -29,7 +29,7 @@ impl Tenant {
     pub fn changed(&self, changes: &Self) -> Result<Self, String> {
         let mut all = self.clone();
         all.0.extend(changes.0.clone());
-        check_rules(|name| all.0.get(name).cloned())?;
+        check_rules(|name| all.0.get(name).cloned()).map_err(|invalid| invalid.what)?;
         Ok(all.without_defaults())
     }
 

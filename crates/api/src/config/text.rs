@@ -84,7 +84,7 @@ impl Port {
         let options = options.collect::<Result<_, _>>().map_err(at)?;
         let (name, arg) = (self.name.clone(), self.arg.clone());
         let port = PortText { name, kind, arg, options };
-        port.check().map_err(at)?;
+        port.check().map_err(|invalid| at(invalid.what))?;
         Ok(port)
     }
 }

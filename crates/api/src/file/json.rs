@@ -12,30 +12,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::{File, Parser, text};
 use crate::config::quoted;
+use crate::invalid::Invalid;
 use crate::port::PortText;
 use crate::schema::Entry;
-
-/// An invalid member of an object.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct Invalid {
-    /// Its key; `None`: the object as a whole.
-    pub key: Option<String>,
-    /// Description of the error, and what to write.
-    pub what: String,
-}
-
-impl Invalid {
-    /// An invalid member.
-    pub fn new(key: &str, what: impl Into<String>) -> Self {
-        Self { key: Some(key.into()), what: what.into() }
-    }
-
-    /// An invalid object.
-    pub fn whole(what: impl Into<String>) -> Self {
-        Self { key: None, what: what.into() }
-    }
-}
 
 /// Values as TOML; `None`: it has no such value, which no setting accepts.
 fn toml(value: &Json) -> Option<String> {

@@ -126,8 +126,25 @@ fn policies_of_nonexistent_queues_are_rejected() {
     assert!(policy.contains("call/1=spn: unknown policy 'spn': use one of"), "{policy}");
     let value = port("\"call/1\" = 3");
     assert!(value.starts_with("x.toml:5:") && value.contains("string"), "{value}");
+    assert!(beyond.starts_with("x.toml:5:1: "), "{beyond}");
     let other = port("\"queues/1\" = 3");
     assert!(other.contains("unknown field `queues/1`"), "{other}");
+}
+
+#[test]
+fn options_that_exclude_each_other_are_located_at_one_of_them() {
+    let head = "[port.a]\nkind = \"vhost-user\"\nsocket = \"s\"\nweight = 2\n";
+    for (lines, at, want) in [
+        ("vlan = 5\ntrunk = 6\n", "5:1", "vlan=5 and trunk= exclude each other"),
+        ("isolated = true\nnative = 5\n", "6:1", "native=5 needs a trunk"),
+        ("burst-in = \"4K\"\n", "5:1", "burst-in= in bytes needs a rate"),
+        ("mode = \"client\"\nsocket-mode = \"0660\"\n", "6:1", "with mode=client the front-end"),
+        ("\"weight/0\" = 3\n\"poll/3\" = \"spin\"\n", "6:1", "there is one queue pair"),
+    ] {
+        let error = error(&format!("{head}{lines}"));
+        let located = error.starts_with(&format!("x.toml:{at}: port 'a': "));
+        assert!(located && error.contains(want), "{lines}: {error}");
+    }
 }
 
 #[test]

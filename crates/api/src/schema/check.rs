@@ -2,6 +2,7 @@
 
 use super::Value;
 use crate::inherited::inherited;
+use crate::invalid::Invalid;
 
 /// Longest socket path that fits `sockaddr_un`.
 const SOCKET_PATH_MAX: usize = 107;
@@ -64,8 +65,8 @@ pub fn vif(arg: &str) -> Result<Option<(u16, u32)>, String> {
 /// Checks that the rules of a port agree; `value` returns an option's value.
 ///
 /// # Errors
-/// They do not; the error says what to write.
-pub fn check_rules(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
+/// They do not; the error names an option, and says what to write.
+pub fn check_rules(value: impl Fn(&str) -> Option<Value>) -> Result<(), Invalid> {
     check_vlans(&value)?;
     check_burst(&value, "rate-in", "burst-in")?;
     check_burst(&value, "rate-out", "burst-out")?;
@@ -77,7 +78,7 @@ fn check_burst(
     value: impl Fn(&str) -> Option<Value>,
     rate: &str,
     burst: &str,
-) -> Result<(), String> {
+) -> Result<(), Invalid> {
     let amounts = |name| value(name).and_then(|value| value.amounts()).unwrap_or_default();
     let (rates, bursts) = (amounts(rate), amounts(burst));
     for (what, example, has_rate, has_burst) in [
@@ -85,31 +86,36 @@ fn check_burst(
         ("frames", "20kframes", rates.frames.is_some(), bursts.frames.is_some()),
     ] {
         if has_burst && !has_rate {
-            return Err(format!(
+            let what = format!(
                 "{burst}= in {what} needs a rate: add one like {rate}={example}; {burst}=none \
                  removes it"
-            ));
+            );
+            return Err(Invalid::new(burst, what));
         }
     }
     Ok(())
 }
 
-fn check_vlans(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
+fn check_vlans(value: impl Fn(&str) -> Option<Value>) -> Result<(), Invalid> {
     let vlan = |name| value(name).and_then(|value| value.vlan());
     let is_trunk = value("trunk").is_some_and(|value| !value.vlans().is_empty());
     if let Some(access) = vlan("vlan")
         && is_trunk
     {
-        return Err(format!(
+        let what = format!(
             "vlan={access} and trunk= exclude each other: for untagged frames in VLAN {access} \
              use native={access} with trunk=, or remove one with trunk=none or vlan=none"
-        ));
+        );
+        return Err(Invalid::new("vlan", what));
     }
     match vlan("native") {
-        Some(native) if !is_trunk => Err(format!(
-            "native={native} needs a trunk: add trunk=N+M-K, or use vlan={native} for an access \
-             port; native=none removes it"
-        )),
+        Some(native) if !is_trunk => {
+            let what = format!(
+                "native={native} needs a trunk: add trunk=N+M-K, or use vlan={native} for an \
+                 access port; native=none removes it"
+            );
+            Err(Invalid::new("native", what))
+        }
         _ => Ok(()),
     }
 }
