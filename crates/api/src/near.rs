@@ -3,7 +3,11 @@
 /// The candidate nearest to `word`, if one is near enough.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
-    scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3)).map(|(_, c)| c)
+    // One that has no letter in common is no misspelling: `a`, `vm`.
+    let is_near = |(distance, c): &(usize, &str)| {
+        *distance <= 2.max(c.len() / 3) && *distance < c.len().max(word.len())
+    };
+    scored.min().filter(is_near).map(|(_, c)| c)
 }
 
 /// " (did you mean 'x'?)", or nothing where no candidate is near.
@@ -21,5 +25,7 @@ mod tests {
         assert_eq!(did_you_mean("poling", known), " (did you mean 'polling'?)");
         assert_eq!(did_you_mean("xyzzy", known), "");
         assert_eq!(did_you_mean("x", []), "");
+        assert_eq!(did_you_mean("a", ["n", "vm"]), "");
+        assert_eq!(did_you_mean("mv1", ["vm1"]), " (did you mean 'vm1'?)");
     }
 }

@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::file::{Invalid, setting};
+use crate::file::setting;
+use crate::invalid::Invalid;
 use crate::near::did_you_mean;
 pub use crate::schema::Change;
 use crate::schema::port::Kind;
@@ -76,6 +77,21 @@ fn unknown(target: Target<'_>, key: &str, value: &Json, known: &[&'static Entry]
         };
         let value = value.as_str().map_or_else(|| value.to_string(), Into::into);
         return format!("'{key}': for one queue use set {of}{queue} {word}={value}");
+    }
+    if let Some(entry) = target.table().into_iter().find(|entry| entry.name == key) {
+        let what = match target {
+            Target::Switch if entry.name == "port" => "use ctl add-port".into(),
+            Target::Switch => "change the file or the command line of run, and restart".into(),
+            Target::Port(name, _) | Target::Queue(name, _) => format!(
+                "change it in the file and use ctl reload, or use ctl del-port {name} and ctl \
+                 add-port: its guest connects again"
+            ),
+            Target::Driver => "start it with another value".into(),
+        };
+        return format!("'{key}' cannot be changed at run time: {what}");
+    }
+    if matches!(target, Target::Switch) && port::common().any(|entry| entry.name == key) {
+        return format!("'{key}' is a setting of a port: use set PORT {key}=VALUE");
     }
     let hint = did_you_mean(key, known.iter().map(|entry| entry.name));
     let known: Vec<_> = known.iter().map(|entry| entry.name).collect();

@@ -183,6 +183,7 @@ fn select(answer: &mut Value, name: &str) -> Result<(), ControlError> {
     let named = |port: &Value| port["name"] == name;
     if !list(answer, "ports").any(named) {
         let hint = did_you_mean(name, list(answer, "ports").map(|port| text(&port["name"])));
+        let hint = if hint.is_empty() { "; ctl show lists all".into() } else { hint };
         return Err(ControlError::missing(format!("no port '{name}'{hint}")));
     }
     if let Some(ports) = answer["ports"].as_array_mut() {

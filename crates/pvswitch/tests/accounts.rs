@@ -242,7 +242,7 @@ fn invalid_limits_are_rejected_and_change_nothing() {
         (&["a", "limit-messages=1", "limit-mappings=x"], "limit-mappings=x: use 0 to"),
         (&["a/0", "limit-mappings=4"], "use set a limit-mappings=N"),
         (&["b", "limit-mappings=4"], "no port 'b'"),
-        (&["limit-mappings=4"], "unknown setting 'limit-mappings'; known here: poll, call, place"),
+        (&["limit-mappings=4"], "is a setting of a port: use set PORT limit-mappings=VALUE"),
     ] {
         let error = error(&switch, &[&["set"], args].concat());
         assert!(error.contains(want), "{args:?}: {error}");

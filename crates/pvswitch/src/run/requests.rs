@@ -148,7 +148,10 @@ impl System {
                 let queues = state.port.egress.len();
                 let n = Some(usize::from(queue)).filter(|n| *n < queues);
                 let name = &state.spec.name;
-                let what = format!("{name}/{queue}: it has {queues} queues, numbered from 0");
+                let what = match queues {
+                    1 => format!("{name}/{queue}: it has one queue: use {name}/0"),
+                    n => format!("{name}/{queue}: use a queue from {name}/0 to {name}/{}", n - 1),
+                };
                 Some(n.ok_or(RunError::NoQueue(what))?)
             }
             _ => None,
