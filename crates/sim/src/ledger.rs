@@ -53,10 +53,11 @@ impl EgressBook {
     /// Counters of the outcomes of frames, in the order of `last`.
     fn counters(&self) -> [u64; 5] {
         let stats = &self.stats;
-        let aged = stats.lost_aged.get() + stats.drops_aged.get();
+        let late = stats.drops_aged.get() + stats.drops_rate_aged.get();
+        let aged = stats.lost_aged.get() + late;
         let down = stats.drops_held_down.get();
         let named = drops(&mut stats.all());
-        let other = named - stats.drops_aged.get() - down - stats.drops_no_room.get();
+        let other = named - late - down - stats.drops_no_room.get();
         [stats.frames.get(), stats.holds.get(), aged, down, other]
     }
 

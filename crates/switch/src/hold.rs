@@ -112,18 +112,21 @@ impl Hold {
         self.shrink();
     }
 
-    /// Drops the frames held for too long; returns their number.
-    pub fn expire(&mut self, now: Instant, stats: &EgressStats) -> u64 {
+    /// Drops the frames held for too long; returns their number. `for_rate`: the rate of their
+    /// receiver held them, not a full queue.
+    pub fn expire(&mut self, now: Instant, for_rate: bool, stats: &EgressStats) -> u64 {
         let mut given_up = 0;
         let late = |frame: &mut HeldFrame| now - frame.since > WAIT_MAX;
         while let Some(frame) = self.frames.pop_front_if(late) {
             give_back(&self.account, &frame);
             given_up += 1;
-            if let Some(sender) = &frame.from {
-                sender.drops_no_room.add(1);
-                stats.lost_aged.add(1);
-            } else {
-                stats.drops_aged.add(1);
+            match &frame.from {
+                _ if for_rate => stats.drops_rate_aged.add(1),
+                Some(sender) => {
+                    sender.drops_no_room.add(1);
+                    stats.lost_aged.add(1);
+                }
+                None => stats.drops_aged.add(1),
             }
         }
         if given_up > 0 {

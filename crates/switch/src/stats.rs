@@ -265,6 +265,8 @@ counters! {
         drops_held_down,
         /// Frames beyond the port's `rate-out=` and its hold queue.
         drops_rate,
+        /// Frames held for the port's `rate-out=` for too long.
+        drops_rate_aged,
         /// Copies for this mirror port for which there was no room.
         drops_mirror,
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use api::event::{Event, Kept, Way};
 use serde_json::{Value, json};
 use switch::fdb::{Flap, Mac, PortId};
+use switch::stats::EgressStats;
 
 use super::{PortState, System};
 
@@ -48,8 +49,12 @@ impl Known {
 fn limited(state: &PortState) -> [u64; 2] {
     [
         state.ingress.iter().map(|queue| queue.stats.rate_waits.get()).sum(),
-        state.port.egress.iter().map(|queue| queue.stats.drops_rate.get()).sum(),
+        state.port.egress.iter().map(|queue| beyond_rate(&queue.stats)).sum(),
     ]
+}
+
+fn beyond_rate(stats: &EgressStats) -> u64 {
+    stats.drops_rate.get() + stats.drops_rate_aged.get()
 }
 
 /// Number of addresses that moved to a port from another one.

@@ -156,7 +156,7 @@ const FROM: [Cause; 30] = [
     cause("drops_storm_unknown", "are for unknown addresses, beyond storm= of the port", STORM),
 ];
 
-const TO: [Cause; 15] = [
+const TO: [Cause; 16] = [
     cause(
         "lost_no_room",
         "of other ports found this guest's receive ring and hold queue full",
@@ -203,6 +203,11 @@ const TO: [Cause; 15] = [
         "drops_rate",
         "are beyond its rate-out= and its hold queue",
         "raise it or its burst-out=, or use rate-in= of the senders, which loses nothing",
+    ),
+    cause(
+        "drops_rate_aged",
+        "were held for 2 s until its rate-out= permits them",
+        "raise it, or use rate-in= of the senders; a smaller hold= drops them at once",
     ),
 ];
 

@@ -461,9 +461,18 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let mut all = Vec::new();
     let held = seen.count(name, Way::To, "held").0;
     if held > 0 {
-        let what =
-            format!("{} held for its guest until it posts receive buffers", plural(held, "frame"));
-        let remedy = "short bursts are normal; otherwise the guest needs CPU or a longer ring";
+        let rate = text(&seen.port(name)["rules"]["rate-out"]);
+        let (until, remedy) = match rate {
+            "" => (
+                "it posts receive buffers".into(),
+                "short bursts are normal; otherwise the guest needs CPU or a longer ring",
+            ),
+            rate => (
+                format!("its rate-out={rate} permits them, or it posts receive buffers"),
+                "normal at this rate; a shorter queue, with less delay: hold=",
+            ),
+        };
+        let what = format!("{} held for its guest until {until}", plural(held, "frame"));
         all.push(Finding::new(Rank::Note, "held", what, remedy));
     }
     let waits = seen.count(name, Way::From, "rate_waits").1;

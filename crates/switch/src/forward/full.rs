@@ -251,7 +251,10 @@ impl Forwarder {
             (_, true) => now - (RATE_WAIT_MAX - WAIT_MAX),
             _ => now,
         };
-        let late = hold.expire(expires, &egress.stats);
+        let oldest = hold.iter().next().map(|held| held.bytes.len() as u32);
+        // They waited for the rate if the queue has room, and for its guest otherwise.
+        let for_rate = is_rated && oldest.is_some_and(|len| to.queue.room(len, 1) != Ok(0));
+        let late = hold.expire(expires, for_rate, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
         // Cheap if it is still full: senders that do not wait call this with each burst.
         let waits = is_rated && self.pace(to, now);
@@ -279,7 +282,7 @@ impl Forwarder {
             }
             self.record_progress(to.id, egress);
         }
-        if late > 0 {
+        if late > 0 && !for_rate {
             self.record_full(to, now);
         }
         is_free

@@ -44,8 +44,8 @@ fn frames_held_too_long_are_counted_at_both_ends() {
         assert!(hold.charge(60, 9));
         hold.push(frame(60, after(Ns::new(since)), from));
     }
-    assert_eq!(hold.expire(after(Ns::new(1) + WAIT_MAX), &stats), 0);
-    assert_eq!(hold.expire(after(Ns::new(3) + WAIT_MAX), &stats), 2);
+    assert_eq!(hold.expire(after(Ns::new(1) + WAIT_MAX), false, &stats), 0);
+    assert_eq!(hold.expire(after(Ns::new(3) + WAIT_MAX), false, &stats), 2);
     let counted = (sender.drops_no_room.get(), stats.lost_aged.get(), stats.drops_aged.get());
     assert_eq!((counted, hold.len()), ((1, 1, 1), 1));
     hold.clear(&stats);

@@ -232,6 +232,8 @@ fn refusals_faults_and_errors() {
 fn waiting_frames_busy_workers_and_silence() {
     let held = Case::healthy().counter(0, "egress", "held", 0, 3);
     check(&held, Rank::Note, "held", &["3 frames held for its guest"]);
+    let held = held.with(0, "rules", json!({ "rate-out": "1Mbit" }));
+    check(&held, Rank::Note, "held", &["until its rate-out=1Mbit permits them"]);
     let limited = Case::healthy().with(0, "rules", json!({ "rate-in": "100Mbit" })).counter(
         0,
         "ingress",

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::account::{Limit, RateLimits};
+use crate::hold::RATE_WAIT_MAX;
 use crate::offload::on_wire;
 
 fn frames(per_second: u64, burst: u64) -> RateLimits {
@@ -60,6 +61,30 @@ fn frames_beyond_the_rate_of_their_receiver_are_held_in_order_and_dropped_beyond
         assert_eq!(serials(&rig.got(1)).last_chunk(), Some(&[17, 18]));
         assert_eq!((rig.held(1), rig.egress(1).stats.drops_rate.get()), (0, 5));
     }
+}
+
+/// At 10 frames a second, those beyond 20 are held for more than 2 s.
+#[test]
+fn frames_held_too_long_are_counted_by_what_held_them() {
+    let mut rig = Rig::new(Mode::Switch, 2, 1);
+    rig.send(1, &[frame(BROADCAST, mac(2), 0)]);
+    set(&rig, 1, frames(10, 1));
+    rig.send(0, &numbered(mac(2), 0..32));
+    let mut got = rig.got(1).len();
+    while rig.nap() {
+        got += rig.got(1).len();
+    }
+    let stats = &rig.egress(1).stats;
+    let counted = (stats.drops_rate_aged.get(), stats.lost_aged.get(), rig.stats(0).drops_no_room.get());
+    assert_eq!((counted, got), ((32 - got as u64, 0, 0), 21), "its rate");
+    // Its ring is full in this case.
+    rig.queue(1, 0).room = 0;
+    rig.send(0, &numbered(mac(2), 32..35));
+    rig.now += RATE_WAIT_MAX + Ns::from_ms(200);
+    rig.send(0, &numbered(mac(2), 35..36));
+    let stats = &rig.egress(1).stats;
+    assert_eq!((stats.lost_aged.get(), rig.stats(0).drops_no_room.get()), (3, 3));
+    assert_eq!((stats.drops_rate_aged.get(), stats.drops_rate.get()), (32 - got as u64, 0));
 }
 
 /// The seeds found that they were held until its guest came back.
