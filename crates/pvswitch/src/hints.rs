@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use api::schema::Value;
+
 use crate::spec::{Kind, PortSpec, Role, VhostUser, Xen, XenAt};
 
 /// Prints how to attach a guest: for QEMU, libvirt and Cloud Hypervisor, for xl, or for a front
@@ -11,7 +13,7 @@ pub fn print(spec: &PortSpec) {
         // Its path is known to its starter only.
         Kind::VhostUser(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::VhostUser(conf) => show(&text(&spec.name, conf)),
-        Kind::Xen(Xen { at, .. }) => show(&xen(&spec.name, at)),
+        Kind::Xen(Xen { at, .. }) => show(&xen(&spec.name, at, spec.tuning.tenant.mac())),
         Kind::Tap(_) | Kind::Null => {}
     }
 }
@@ -22,7 +24,8 @@ fn show(text: &str) {
 }
 
 /// How to create a vif. The script is set because xl's default one expects a kernel interface.
-fn xen(name: &str, at: &XenAt) -> String {
+fn xen(name: &str, at: &XenAt, own: Option<[u8; 6]>) -> String {
+    let mac = own.map(|own| format!("mac={},", mac(name, Some(own)))).unwrap_or_default();
     match at {
         XenAt::Local(dir) => format!(
             "# attach to port {name}, without Xen\n  \
@@ -32,9 +35,9 @@ fn xen(name: &str, at: &XenAt) -> String {
         XenAt::Vif(_) | XenAt::Auto => format!(
             "\
 # attach a guest to port {name}: in its xl configuration (docs/xen.md)
-  vif = [ 'script=/bin/true' ]
+  vif = [ '{mac}script=/bin/true' ]
 # or while it runs
-  xl network-attach DOMAIN script=/bin/true
+  xl network-attach DOMAIN {mac}script=/bin/true
 "
         ),
     }
@@ -50,7 +53,7 @@ pub fn qemu(name: &str, conf: &VhostUser) -> String {
         1 => (String::new(), String::new()),
         n => (format!(",queues={n}"), format!(",mq=on,vectors={}", 2 * n + 2)),
     };
-    let mac = mac(name);
+    let mac = mac(name, conf.mac);
     format!(
         "  -object memory-backend-memfd,id=mem,size=1G,share=on \\
   -machine memory-backend=mem \\
@@ -70,7 +73,7 @@ fn text(name: &str, conf: &VhostUser) -> String {
     let driver = if queues > 1 { format!("<driver queues='{queues}'/>") } else { String::new() };
     let ch_queues = if queues > 1 { format!(",num_queues={}", 2 * queues) } else { String::new() };
     let ch_mode = if listens { ",vhost_mode=server" } else { "" };
-    let mac = mac(name);
+    let mac = mac(name, conf.mac);
     // Only a client reconnects; libvirt refuses the element in a server.
     let source = if listens {
         format!("<source type='unix' path='{socket}' mode='{mode}'/>")
@@ -95,9 +98,12 @@ fn text(name: &str, conf: &VhostUser) -> String {
     )
 }
 
-/// A MAC address for the guest, derived from the port's name: QEMU gives every machine the same
-/// default address.
-fn mac(name: &str) -> String {
+/// A MAC address for the guest: that of the port, which admits no other, or else one derived from
+/// its name, because QEMU gives every machine the same default address.
+fn mac(name: &str, own: Option<[u8; 6]>) -> String {
+    if let Some(own) = own {
+        return Value::Macs(vec![own]).to_string();
+    }
     // FNV-1a: spreads names like vm1 and vm2 apart.
     let sum =
         name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x100_0193));
@@ -115,9 +121,11 @@ mod tests {
             Kind::Xen(xen) => xen.at,
             _ => panic!("a Xen port"),
         };
-        let local = xen("x", &at("x=xen-local:/run/v"));
+        let local = xen("x", &at("x=xen-local:/run/v"), None);
         assert!(local.contains("--connect xen-local:/run/v --tap"), "{local}");
-        assert!(xen("x", &at("x=xen:auto")).contains("vif = [ 'script=/bin/true' ]"));
+        assert!(xen("x", &at("x=xen:auto"), None).contains("vif = [ 'script=/bin/true' ]"));
+        let locked = xen("x", &at("x=xen:1/0"), Some([2, 0, 0, 0, 0, 7]));
+        assert!(locked.contains("vif = [ 'mac=02:00:00:00:00:07,script=/bin/true' ]"), "{locked}");
     }
 
     #[test]
@@ -133,6 +141,10 @@ mod tests {
         assert!(lines.contains(reconnect) && lines.contains("-accel tcg: add ,vectors=0"));
         assert!(lines.contains("VHOST_USER_PROTOCOL_F_CONFIG is harmless"), "{lines}");
         assert!(lines.lines().all(|line| line.len() < 240), "{lines}");
+        // A guest with another address would be dropped.
+        let locked: PortSpec = "v=vhost-user:/tmp/a,mac=02:00:00:00:00:07".parse().unwrap();
+        let Kind::VhostUser(conf) = &locked.kind else { panic!("a vhost-user port") };
+        assert_eq!(text("v", conf).matches("02:00:00:00:00:07").count(), 3);
         let spec: PortSpec = "v=vhost-user:/tmp/a,mode=client".parse().unwrap();
         let Kind::VhostUser(conf) = &spec.kind else { panic!("a vhost-user port") };
         let lines = text(&spec.name, conf);
