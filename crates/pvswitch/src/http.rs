@@ -311,9 +311,10 @@ where
 }
 
 async fn reply(request: &hyper::Request<Incoming>, site: &Site) -> Response<Full<Bytes>> {
-    if request.method() != Method::GET {
-        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
-        reply.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+    // hyper omits the body of a reply to HEAD.
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are supported\n");
+        reply.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return reply;
     }
     let control = &site.control;

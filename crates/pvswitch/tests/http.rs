@@ -295,8 +295,12 @@ fn unsupported_requests_are_rejected() {
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "SHUTDOWN"] {
         let answer = ask(&address, method, "/stats");
         assert_eq!(answer.status, 405, "{method}");
-        assert!(answer.head.contains("allow: get"), "{}", answer.head);
+        assert!(answer.head.contains("allow: get, head"), "{}", answer.head);
     }
+    let [get, head] = ["GET", "HEAD"].map(|method| ask(&address, method, "/"));
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    let length = format!("content-length: {}", get.body.len());
+    assert!(head.head.contains(&length), "{}", head.head);
     let mut stream = connect(&address);
     stream.write_all(b"nonsense\r\n\r\n").unwrap();
     assert_eq!(answer(stream).status, 400);
