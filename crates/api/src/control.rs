@@ -93,10 +93,8 @@ pub fn default_path() -> Result<PathBuf, ControlError> {
 /// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// No switch listens.
-    #[error(
-        "cannot reach a switch at {path}: {error}; is `pvswitch run` running, with this --control?"
-    )]
+    /// No switch listens, or the socket is not open to this user.
+    #[error("cannot reach a switch at {path}: {error}; {}", remedy(error))]
     Connect {
         /// The socket.
         path: PathBuf,
@@ -130,6 +128,16 @@ pub enum ControlError {
     /// The request was refused.
     #[error("{0}")]
     Refused(Box<Problem>),
+}
+
+fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "its socket or a directory above it is not open to you: run this as root or as the \
+             switch's user, or have it started with --control-group"
+        }
+        _ => "is `pvswitch run` running, with this --control?",
+    }
 }
 
 /// Refuses a socket of another user, whose replies cannot be trusted. Root may use any user's
