@@ -184,7 +184,10 @@ impl PortText {
             check_text(value.text().unwrap_or_default())
                 .map_err(|error| Invalid::new(name, format!("{name}: {error}")))?;
             if let Some(queue) = queue.filter(|queue| *queue >= usize::from(queues)) {
-                return Err(Invalid::new(&format!("{name}/{queue}"), no_queue(name, queue, queues)));
+                return Err(Invalid::new(
+                    &format!("{name}/{queue}"),
+                    no_queue(name, queue, queues),
+                ));
             }
         }
         Ok(())

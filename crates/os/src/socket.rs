@@ -143,10 +143,14 @@ impl fmt::Display for SocketError {
                 "another file has the name of this socket; remove it, and add the port again"
             }
             Self::NoDirectory(_) => "its directory does not exist; create it first",
-            Self::NotASocket(_) => "a file or directory that is no socket has that name; choose another path",
+            Self::NotASocket(_) => {
+                "a file or directory that is no socket has that name; choose another path"
+            }
             Self::NoListener(_) => "no process listens there; start the other side first",
             Self::NoPeer(_) => "no peer connected in time",
-            Self::NotAllowed(_) => "permission denied; run as root, or as the owner of the socket and its directory",
+            Self::NotAllowed(_) => {
+                "permission denied; run as root, or as the owner of the socket and its directory"
+            }
         };
         write!(f, "socket {path}: {what}")
     }

@@ -242,7 +242,7 @@ pub struct BackendArgs {
 
 const TOP_HELP: &str = "\
 Keys: q quit, arrows or j and k choose a port, Enter its details, t queues of all ports, s sort,
-      ? help";
+      / filter, ? help";
 
 /// `top`.
 #[derive(Args)]

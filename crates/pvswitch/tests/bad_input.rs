@@ -47,7 +47,11 @@ fn invalid_socket_paths() {
     let busy = port(&dir.text("busy"));
     fails(run(&dir, &["--port", &busy]), FAILURE, &["/busy", "another process listens there"]);
     let file = port(&dir.text("file"));
-    fails(run(&dir, &["--port", &file]), FAILURE, &["/file", "no socket has that name; choose another path"]);
+    fails(
+        run(&dir, &["--port", &file]),
+        FAILURE,
+        &["/file", "no socket has that name; choose another path"],
+    );
     assert_eq!(std::fs::read(dir.path("file")).unwrap(), b"precious");
     let missing = port(&dir.text("no/such/dir"));
     fails(run(&dir, &["--port", &missing]), FAILURE, &["directory does not exist; create it"]);
@@ -192,7 +196,11 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", connect]), USAGE, &[spec]);
         fails(command(&["nic", "--tap", "x", "--connect", connect]), USAGE, &[spec]);
     }
-    fails(command(&["gen", "--connect", &file]), FAILURE, &["no socket has that name; choose another path"]);
+    fails(
+        command(&["gen", "--connect", &file]),
+        FAILURE,
+        &["no socket has that name; choose another path"],
+    );
     let many: Vec<_> = (0..65).map(|n| format!("01:00:5e:00:00:{n:02x}")).collect();
     for (groups, want) in [
         ("01:00:5e:00:00", "'01:00:5e:00:00' is not a MAC address; use multicast="),

@@ -163,6 +163,10 @@ fn setting(
     }
     let key = entry.file;
     let text = |value: Option<Value>| match value {
+        // A default may be the description of one.
+        Some(value) if entry.default_value().as_ref() == Some(&value) => {
+            entry.default.replace('`', "")
+        }
         Some(value) => value.to_string(),
         None if queue.is_some() => format!("as `{key}`"),
         None => format!("default ({})", entry.default.replace('`', "")),

@@ -48,12 +48,13 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "control",
         Type::Text("PATH"),
-        "`/run/pvswitch/control.sock` or `$XDG_RUNTIME_DIR/pvswitch.sock`, below",
+        "`/run/pvswitch/control.sock` or `$XDG_RUNTIME_DIR/pvswitch.sock`",
         "socket of ctl, top and capture",
     )
     .more(
-        "; if it is in use, the default causes a warning, a given path an error. `fd=NAME`: a \
-         socket that systemd made ([installation](install.md#socket-activation))",
+        ", [below](#sockets-and-rights); if it is in use, the default causes a warning, a given \
+         path an error. `fd=NAME`: a socket that systemd made \
+         ([installation](install.md#socket-activation))",
     ),
     Entry::new(
         "control-mode",

@@ -75,7 +75,8 @@ fn frames_held_too_long_are_counted_by_what_held_them() {
         got += rig.got(1).len();
     }
     let stats = &rig.egress(1).stats;
-    let counted = (stats.drops_rate_aged.get(), stats.lost_aged.get(), rig.stats(0).drops_no_room.get());
+    let counted =
+        (stats.drops_rate_aged.get(), stats.lost_aged.get(), rig.stats(0).drops_no_room.get());
     assert_eq!((counted, got), ((32 - got as u64, 0, 0), 21), "its rate");
     // Its ring is full in this case.
     rig.queue(1, 0).room = 0;
