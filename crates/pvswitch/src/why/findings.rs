@@ -49,9 +49,9 @@ pub fn first_sample(stats: &Value, name: &str) -> Value {
             let sums = names.map(|counter| (counter.clone(), sum(queues, counter)));
             sums.filter(|(_, sum)| *sum > 0).collect::<BTreeMap<_, _>>()
         };
-        let mut kept = json!({ "name": port["name"], "ingress": [sums(&port["ingress"])] });
+        let [ingress, egress] = ["ingress", "egress"].map(|way| [sums(&port[way])]);
+        let mut kept = json!({ "name": port["name"], "ingress": ingress, "egress": egress });
         if is_own {
-            kept["egress"] = json!([sums(&port["egress"])]);
             kept["account"] = port["account"].clone();
         }
         kept
@@ -121,6 +121,8 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// Cause of losses at other ports.
+const ELSEWHERE: &str = "elsewhere";
 /// Most names in one sentence.
 const NAMES_MAX: usize = 5;
 
@@ -149,7 +151,9 @@ pub fn all(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     all.extend(unused_directions(seen, name));
     all.sort_by(|a, b| a.rank.cmp(&b.rank).then(b.per_second.total_cmp(&a.per_second)));
     if all.iter().all(|finding| finding.rank == Rank::Note) {
-        let what = "nothing at this switch prevents frames from it, or to it";
+        let is_elsewhere = all.iter().any(|finding| finding.cause == ELSEWHERE);
+        let at = if is_elsewhere { "port" } else { "switch" };
+        let what = format!("nothing at this {at} prevents frames from it, or to it");
         let remedy = format!("see the frames themselves: `pvswitch capture {name} -w FILE`");
         all.push(Finding::new(Rank::Note, "none", what, remedy));
     }
@@ -497,22 +501,28 @@ fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     all
 }
 
-/// Frames that other ports lose now: they may be meant for this one.
+/// Frames that are lost now at other ports: they may be for this one, or from it.
 fn elsewhere(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
-    let finding = |other: &Value| {
-        let other = text(&other["name"]);
-        let lost = seen.losses(other, Way::From).into_iter();
+    let at = |other: &str, way: Way| {
         let abnormal = |(counter, _, rate): &(&str, u64, f64)| {
-            *rate > 0.0 && !find(Way::From, counter).is_some_and(|cause| cause.normal)
+            let is_normal = find(way, counter).is_some_and(|cause| cause.normal);
+            // Counted at the sender as well, or copies.
+            let is_other = way == Way::To && !counter.starts_with("drops_");
+            *rate > 0.0 && !is_normal && !is_other && *counter != "drops_mirror"
         };
-        let lost: Vec<_> = lost.filter(abnormal).collect();
+        let lost: Vec<_> = seen.losses(other, way).into_iter().filter(abnormal).collect();
         let counts = lost.iter().map(|(counter, _, rate)| format!("{counter} {}/s", si(*rate)));
         let counts = counts.collect::<Vec<_>>().join(", ");
-        let what = format!("port {other} drops frames, possibly destined for this port: {counts}");
+        let which = match way {
+            Way::From => "frames, possibly destined for this port",
+            Way::To => "frames to its guest, possibly from this port",
+        };
+        let what = format!("port {other} drops {which}: {counts}");
         let remedy = format!("`pvswitch ctl why {other}`");
-        (!lost.is_empty()).then(|| Finding::new(Rank::Note, "elsewhere", what, remedy))
+        (!lost.is_empty()).then(|| Finding::new(Rank::Note, ELSEWHERE, what, remedy))
     };
-    seen.others(name).into_iter().filter_map(finding).collect()
+    let others = seen.others(name).into_iter().map(|other| text(&other["name"]));
+    others.flat_map(|other| [at(other, Way::From), at(other, Way::To)]).flatten().collect()
 }
 
 /// Directions without any frame since the port was added.

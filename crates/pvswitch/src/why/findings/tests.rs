@@ -188,6 +188,20 @@ fn full_receiver_is_named_at_its_sender_and_at_itself() {
 }
 
 #[test]
+fn losses_at_a_receiver_are_named_at_a_sender() {
+    let case = Case::healthy().counter(1, "egress", "drops_rate", 0, 64);
+    let words = ["port b drops frames to its guest, possibly from this port: drops_rate", "why b"];
+    check(&case, Rank::Note, "elsewhere", &words);
+    let none = case.all().into_iter().find(|finding| finding.cause == "none").unwrap();
+    assert!(none.what.starts_with("nothing at this port prevents"), "{}", none.what);
+    // It is counted at the sender that it concerns; or a copy.
+    for counter in ["lost_no_room", "drops_mirror"] {
+        let case = Case::healthy().counter(1, "egress", counter, 0, 64);
+        assert!(case.all().iter().all(|finding| finding.cause != "elsewhere"), "{counter}");
+    }
+}
+
+#[test]
 fn addresses_elsewhere_and_full_tables() {
     let mac = |mac: &str| Case::healthy().with(0, "rules", json!({ "mac": mac }));
     let words = ["02:00:00:00:00:0b is at port b (learned)", "fdb del 02:00:00:00:00:0b"];
