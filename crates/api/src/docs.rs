@@ -16,10 +16,11 @@ const END: &str = "<!-- end -->";
 type Maker = fn() -> String;
 
 /// Tables by the names of their markers.
-const TABLES: [(&str, Maker); 6] = [
+const TABLES: [(&str, Maker); 7] = [
     ("run", run_table),
     ("policies", policy_table),
-    ("placement", placement_table),
+    ("placement", || words_table("placement", run::PLACEMENTS)),
+    ("priority", || words_table("priority", run::PRIORITIES)),
     ("ports", port_table),
     ("limits", limit_table),
     ("driver", driver_table),
@@ -95,10 +96,11 @@ fn policy_table() -> String {
     table
 }
 
-fn placement_table() -> String {
+/// Words of a setting.
+fn words_table(name: &str, words: &[Choice]) -> String {
     let what = |word: &Choice| format!("{}{}", word.help, word.more);
-    let rows = run::PLACEMENTS.iter().map(|word| row(&[&code(word.word), &what(word)]));
-    heading(&["placement", ""]) + &rows.collect::<String>()
+    let rows = words.iter().map(|word| row(&[&code(word.word), &what(word)]));
+    heading(&[name, ""]) + &rows.collect::<String>()
 }
 
 fn port_table() -> String {

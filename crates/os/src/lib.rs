@@ -7,6 +7,7 @@
 //! * `event`: eventfds and pipes as signals
 //! * `poll`: waiting for one descriptor or a few, and [`Epoll`] for many
 //! * `time`: clocks that processes share, CPU time, precise timers
+//! * `priority`: how the kernel schedules a thread
 //! * `fd`: the kind of a descriptor, and reads and writes that do not block
 //! * `backoff`: when to retry a lost connection
 //! * `sys`: the calls that need `unsafe`: notification of an eventfd shared with a peer, groups
@@ -25,6 +26,7 @@ mod handover;
 mod inherit;
 mod listen;
 mod poll;
+mod priority;
 mod socket;
 mod sys;
 mod time;
@@ -37,6 +39,7 @@ pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, un
 pub use inherit::{InheritError, inherited_by_name};
 pub use listen::{Listener, Permissions, create_directory, is_tcp_listener};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
+pub use priority::{Priority, set_thread_priority};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };

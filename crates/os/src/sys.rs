@@ -1,6 +1,6 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
 //! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer; page
-//! faults of a thread; descriptors that the process inherited.
+//! faults and scheduling class of a thread; descriptors that the process inherited.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -30,6 +30,21 @@ pub fn thread_counts() -> ThreadCounts {
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
     ThreadCounts { faults: faults.unsigned_abs(), waits: usage.ru_nvcsw.unsigned_abs() }
+}
+
+/// Schedules this thread by SCHED_RR with a priority from 1 to 99, which its children do not
+/// inherit.
+///
+/// # Errors
+/// EPERM; EINVAL for another priority.
+pub(crate) fn set_round_robin(priority: i32) -> io::Result<()> {
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // `struct sched_param` of the kernel; in C libraries it may have more fields.
+    let param: libc::c_int = priority;
+    // SAFETY: the kernel reads one int at the address, which we own. Not by the C library's
+    // function: musl's always fails.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const param) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Duplicates a descriptor that the process inherited under a number; children do not inherit the

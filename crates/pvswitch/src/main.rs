@@ -39,6 +39,7 @@ use clap::Parser;
 use cli::{Cli, Command, RunArgs};
 use config::Origin;
 pub use error::{AnyError, Usage};
+use os::Priority;
 use run::{Options, Start};
 use spec::Access;
 use switch::forward::Mode;
@@ -193,6 +194,7 @@ fn options_of(
         workers: number("workers") as u8,
         placement: settings.word("placement").and_then(Placement::named).unwrap_or_default(),
         cpus: settings.cpus("cpus"),
+        priority: settings.word("priority").and_then(Priority::named).unwrap_or_default(),
         mode: match settings.word("forward") {
             Some("cross") => Mode::Cross,
             _ => Mode::Switch,

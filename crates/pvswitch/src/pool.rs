@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use os::Priority;
 use switch::fair::level::Leveller;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Port, Table};
@@ -53,6 +54,20 @@ impl Common {
     }
 }
 
+/// Why workers cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A thread or its descriptors cannot be made.
+    #[error("worker thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The process may not give them this priority.
+    #[error(
+        "--priority {}: {_1}: use --priority normal, or permit it by CAP_SYS_NICE or {}",
+        .0.name(), .0.permitted_by()
+    )]
+    Priority(Priority, std::io::Error),
+}
+
 /// The worker threads, and which of them serves each queue.
 pub struct Pool {
     /// State shared by all workers.
@@ -69,12 +84,16 @@ pub struct Pool {
 
 impl Pool {
     /// Starts `count` workers, pinned to `cpus` in turn, if there are any.
+    ///
+    /// # Errors
+    /// A thread cannot be started, or may not have this priority.
     pub fn start(
         count: u8,
         cpus: &[usize],
         placement: Placement,
+        priority: Priority,
         common: Common,
-    ) -> std::io::Result<Arc<Self>> {
+    ) -> Result<Arc<Self>, PoolError> {
         let workers = (0..count).map(|i| Ok(Arc::new(Handle::new(i)?)));
         let workers = workers.collect::<std::io::Result<Vec<_>>>()?;
         let pool = Arc::new(Self {
@@ -86,7 +105,11 @@ impl Pool {
         });
         for (i, _) in pool.workers.iter().enumerate() {
             let cpu = cpus.get(i % cpus.len().max(1)).copied();
-            worker::spawn(i, cpu, Arc::clone(&pool))?;
+            let scheduled = worker::spawn(i, cpu, priority, Arc::clone(&pool))?;
+            if let Err(error) = scheduled {
+                pool.stop();
+                return Err(PoolError::Priority(priority, error));
+            }
         }
         Ok(pool)
     }

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use api::near::did_you_mean;
 use api::{Config, PORTS_MAX};
-use os::{Epoll, Listener};
+use os::{Epoll, Listener, Priority};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Mode, Port, PortEvent, Source, Table};
@@ -101,6 +101,8 @@ pub struct Options {
     pub placement: Placement,
     /// CPUs to pin workers to, in order; empty: not pinned.
     pub cpus: Vec<usize>,
+    /// Scheduling priority of workers.
+    pub priority: Priority,
     /// Forwarding mode.
     pub mode: Mode,
     /// Control socket; `None`: the default path, if it is free.
@@ -328,8 +330,8 @@ impl System {
             active: keep.as_ref().map(Keep::active),
             clock: Clock::start(),
         };
-        let pool = Pool::start(options.workers, &options.cpus, options.placement, common)
-            .map_err(os("worker thread"))?;
+        let Options { workers, placement, priority, .. } = options;
+        let pool = Pool::start(workers, &options.cpus, placement, priority, common)?;
         let epoll = Epoll::new().map_err(os("epoll"))?;
         let hangups = crate::signals::readable_on(&[signal_hook::consts::SIGHUP])
             .map_err(os("signal pipe"))?;

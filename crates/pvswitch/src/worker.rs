@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use os::Priority;
 use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
@@ -27,9 +28,16 @@ use vhost_user::device::KickFd;
 use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
 use crate::pool::Pool;
 
-/// Starts the thread of worker `index`, pinned to `cpu` if given.
-pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Result<()> {
+/// Starts the thread of worker `index`, pinned to `cpu` if given. The inner result: whether it has
+/// this priority.
+pub fn spawn(
+    index: usize,
+    cpu: Option<usize>,
+    priority: Priority,
+    pool: Arc<Pool>,
+) -> std::io::Result<std::io::Result<()>> {
     let handle = Arc::clone(&pool.workers()[index]);
+    let (scheduled, is_scheduled) = std::sync::mpsc::sync_channel(1);
     let mine = Arc::clone(&handle);
     let thread = std::thread::Builder::new().name(format!("worker{index}")).spawn(move || {
         if let Some(cpu) = cpu {
@@ -40,10 +48,12 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
             }
         }
         os::precise_timers();
+        // The receiver waits for it.
+        let _ = scheduled.send(os::set_thread_priority(priority));
         Worker::new(mine, pool).run();
     })?;
     *lock(&handle.thread) = Some(thread);
-    Ok(())
+    Ok(is_scheduled.recv().expect("the thread reports it before it serves"))
 }
 
 /// What this thread has used.

@@ -90,6 +90,54 @@ fn sockets_have_their_own_mode_and_group_under_any_umask() {
     }
 }
 
+/// Scheduling policy, nice value and real-time priority of a thread: proc(5), fields 41, 19, 40.
+fn scheduled(pid: u64, tid: u64) -> [i64; 3] {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap();
+    // Behind the name, which may have spaces: field 3 is the first.
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    [41, 19, 40].map(|field| fields[field - 3].parse().unwrap())
+}
+
+#[test]
+fn workers_alone_have_the_priority_that_the_switch_was_given() {
+    let Some(dir) = rooted() else { return };
+    let normal = scheduled(std::process::id().into(), std::process::id().into());
+    for (word, want) in [("normal", normal), ("high", [0, -20, 0]), ("realtime", [2, 0, 1])] {
+        let args = ["--priority", word, "--workers", "2"];
+        let switch = Switch::start(&dir, &args, &[dir.port("a", "")]);
+        let show = switch.json(&["show"]);
+        assert_eq!(show["priority"], word);
+        let workers: Vec<_> = switch.json(&["stats"])["workers"].as_array().unwrap().clone();
+        let of_workers: Vec<_> = workers.iter().map(|w| w["tid"].as_u64().unwrap()).collect();
+        let pid = show["pid"].as_u64().unwrap();
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let tid = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+            let want = if of_workers.contains(&tid) { want } else { normal };
+            assert_eq!(scheduled(pid, tid)[..2], want[..2], "{word}: thread {tid} of {pid}");
+            assert_eq!(scheduled(pid, tid)[2], want[2], "{word}: thread {tid} of {pid}");
+        }
+        assert_eq!(of_workers.len(), 2);
+    }
+}
+
+#[test]
+fn priority_that_the_process_may_not_give_is_an_error_that_says_what_permits_it() {
+    let Some(dir) = rooted() else { return };
+    for (word, wants) in [
+        ("high", ["--priority high: Permission denied", "LimitNICE=-20", "--priority normal"]),
+        ("realtime", ["--priority realtime: Operation not permitted", "LimitRTPRIO=1", "normal"]),
+    ] {
+        let run = ["run", "--quiet", "--priority", word, "--port", "n=null"];
+        // Whatever limits this test has.
+        let mut command = Command::new("prlimit");
+        command.args(["--nice=0:0", "--rtprio=0:0"]).arg(dir.path("program")).args(run);
+        command.uid(NOBODY).gid(GROUP_ID);
+        fails(&mut command, 1, &wants);
+    }
+    let mut command = pvswitch();
+    fails(command.args(["run", "--priority", "rt", "--port", "n=null"]), 2, &["realtime"]);
+}
+
 #[test]
 fn a_front_end_of_another_user_connects_by_the_group_of_the_socket() {
     let Some(dir) = rooted() else { return };

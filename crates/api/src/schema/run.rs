@@ -19,6 +19,22 @@ pub const PLACEMENTS: &[Choice] = &[
     ),
 ];
 
+/// How the kernel schedules workers.
+pub const PRIORITIES: &[Choice] = &[
+    Choice::word("normal", "as the process was started"),
+    Choice::word("high", "nice -20").more(
+        ": nearly all of a CPU that other processes compete for, but a process that wakes up may \
+         still run for a few milliseconds first. Needs CAP_SYS_NICE, or RLIMIT_NICE 40 \
+         (`LimitNICE=-20`)",
+    ),
+    Choice::word("realtime", "SCHED_RR, priority 1").more(
+        ": ahead of all ordinary processes, up to the kernel's limit for such threads (95 % of a \
+         CPU: `kernel.sched_rt_runtime_us`). Needs CAP_SYS_NICE, or RLIMIT_RTPRIO 1 \
+         (`LimitRTPRIO=1`). Not with `spin` on a CPU that others need, nor with as many workers as \
+         CPUs: guests that send without pause then leave 5 % to everything else",
+    ),
+];
+
 /// All entries.
 pub const TABLE: &[Entry] = &[
     Entry::new("poll", Type::Policy, "adaptive", "when guests' queues are polled, below")
@@ -35,6 +51,12 @@ pub const TABLE: &[Entry] = &[
     .live(Live::Whole),
     Entry::new("cpus", Type::Cpus, "not pinned", "CPUs to pin workers to, in order: 1 or 1,2")
         .more("; repeated if there are more workers; in the file a list, `[1, 2]`"),
+    Entry::new(
+        "priority",
+        Type::Choice(PRIORITIES),
+        "normal",
+        "how the kernel schedules workers beside other processes, below",
+    ),
     Entry::new(
         "forward",
         Type::Choice(&[

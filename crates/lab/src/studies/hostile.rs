@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hostile::{Case, Ring, cases, cases_of};
 use serde_json::Value as Json;
 
-use self::tables::{judged, table};
+use self::tables::{judged, priorities, table};
 use super::pair::{self, number, receiver_class};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
@@ -45,7 +45,9 @@ uses as much of the guests' CPU as an attacker can; hostile, it repeats a case w
 --mode hostile=CASE). Where the guests share a CPU, busy is the control for latency: what hostile \
 adds to it is the switch's doing, what busy adds to idle is the scheduler's. \
 Every fifth frame of the sender goes to the attacker; losses of these frames do not count. The \
-control socket is queried throughout. Case all runs all cases of a ring in turn and reports \
+control socket is queried throughout. Priority is that of the switch's worker: at normal, other \
+processes on its CPU delay all guests while an attacker keeps it busy; at realtime, which needs \
+root, what remains is the switch's doing. Case all runs all cases of a ring in turn and reports \
 counts only.";
 
 const MEASURES: [Measure; 15] = [
@@ -92,12 +94,15 @@ impl Study for Hostile {
             Scale::Usual => (1.0, 5),
             Scale::Full => (5.0, 9),
         };
+        let mut priorities = &["normal", "realtime"][..];
         if matches!(scale, Scale::Smallest | Scale::Quick) {
-            names = vec![ALL];
+            // Counts alone, which do not depend on the priority.
+            (names, priorities) = (vec![ALL], &priorities[..1]);
         }
         let axes = vec![
             Axis::new("ring", Ring::ALL),
             Axis::new("case", names),
+            Axis::new("priority", priorities.iter().copied()),
             Axis::new("attack", ["idle", "busy", "hostile"]),
         ];
         Plan::new(FACTS.name, repeats, seconds, axes)
@@ -133,7 +138,9 @@ impl Study for Hostile {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
-        let tables = Ring::ALL.into_iter().filter_map(|ring| table(results, ring));
+        let every = priorities(results);
+        let of = |ring| every.iter().filter_map(move |priority| table(results, ring, priority));
+        let tables = Ring::ALL.into_iter().flat_map(of);
         std::iter::once(about).chain(tables.map(Part::Table)).collect()
     }
 
@@ -260,7 +267,11 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
     let (ports, target) = attacked(stage, wanted.ring, &wanted.cases)?;
     let honest = ["g0", "g1"].map(|name| Port::guest(stage, name, Proto::Virtio, ""));
     let everyone = [&honest[..], &ports, &[Port::null("null")]].concat();
-    let switch = Switch::start(stage, &pair::switch_options(stage, "adaptive"), &everyone)?;
+    let mut options = pair::switch_options(stage, "adaptive");
+    // Empty in a plan without this axis.
+    let priority = Some(run.cell.get("priority")).filter(|word| !word.is_empty());
+    options.more = priority.iter().flat_map(|word| ["--priority", word]).map(Into::into).collect();
+    let switch = Switch::start(stage, &options, &everyone)?;
     let dead = |fail: Fail| match switch.check() {
         Err(ended) => Trouble::Switch(ended.to_string()),
         Ok(()) => Trouble::Switch(fail.to_string()),

@@ -8,6 +8,7 @@ use os::SocketError;
 use xen_netif::host::HostError;
 
 use crate::http;
+use crate::pool::PoolError;
 
 /// Error that prevents the start of the switch or the addition of a port.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +66,9 @@ pub enum RunError {
     /// A setting or an option of a port is invalid.
     #[error(transparent)]
     Setting(#[from] Invalid),
+    /// The workers cannot start.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
     /// An unexpected error of a system call.
     #[error("{what}: {error}")]
     Os {
@@ -101,7 +105,9 @@ impl RunError {
             Self::Setting(_) => (422, None, "use a value as in docs/settings.md"),
             Self::Config(_) => (422, None, "correct the file; `pvswitch check` reads it, too"),
             Self::Request(_) => (422, None, "see the text of the error"),
-            Self::Os { .. } | Self::Http(_) => (500, None, "see the log of the switch"),
+            Self::Os { .. } | Self::Http(_) | Self::Pool(_) => {
+                (500, None, "see the log of the switch")
+            }
         };
         let mut problem = Problem::new(status, self.to_string(), remedy);
         problem.field = field.map(Into::into);

@@ -25,6 +25,7 @@ impl System {
             "poll": self.options.policy.to_string(),
             "call": self.options.call.to_string(),
             "workers": self.pool.workers().len(),
+            "priority": self.options.priority.name(),
             "placement": self.pool.placement().name(),
             "costs_ns": {
                 "wake": costs.wake.get(),

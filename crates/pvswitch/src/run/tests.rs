@@ -24,6 +24,7 @@ pub(super) fn options(control: PathBuf) -> Options {
         workers: 1,
         placement: Placement::Single,
         cpus: Vec::new(),
+        priority: os::Priority::Normal,
         mode: Mode::Switch,
         control: Some(control),
         http: None,

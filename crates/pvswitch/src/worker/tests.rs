@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use os::Priority;
 use rustix::event::{EventfdFlags, eventfd};
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Source};
@@ -125,7 +126,7 @@ fn reporting(
         active: None,
         clock: Clock::start(),
     };
-    Pool::start(workers, &[], placement, common).unwrap()
+    Pool::start(workers, &[], placement, Priority::Normal, common).unwrap()
 }
 
 /// A worker run by the test itself.

@@ -1,10 +1,11 @@
 //! What is made of the results: tables and verdicts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hostile::{Ring, cases_of};
 
 use super::ALL;
+use crate::plan::Cell;
 use crate::report::{Table, Value, Verdict};
 use crate::stats::Summary;
 use crate::store::{Done, Results};
@@ -19,6 +20,11 @@ fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<
         .runs
         .iter()
         .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
+}
+
+/// Priorities of the switch's worker in the results; empty in those from before it was an axis.
+pub fn priorities(results: &Results) -> BTreeSet<&str> {
+    results.runs.iter().map(|run| run.cell.get("priority")).collect()
 }
 
 /// Returns the verdict on what must hold, judged by counts.
@@ -57,19 +63,32 @@ pub fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     Some(Verdict { what, holds: is_conclusive.then_some(bad.is_empty()) })
 }
 
-/// Median and range of what the attack makes of a measure, of what it is beside a control.
-fn ratio(
-    results: &Results,
+/// What a row is about.
+struct Row<'a> {
+    results: &'a Results,
     ring: Ring,
-    case: &str,
-    measure: &str,
-    control: &str,
-) -> Option<Summary> {
-    let found = results.compare_with(measure, control).into_iter().find(|comparison| {
-        comparison.value == "hostile"
-            && comparison.cell.get("ring") == ring.name()
-            && comparison.cell.get("case") == case
-    })?;
+    priority: &'a str,
+    case: &'a str,
+}
+
+impl Row<'_> {
+    fn has(&self, cell: &Cell) -> bool {
+        cell.get("ring") == self.ring.name()
+            && cell.get("priority") == self.priority
+            && cell.get("case") == self.case
+    }
+
+    /// A measure of its runs with this attacker.
+    fn values(&self, attack: &str, measure: &str) -> Vec<f64> {
+        let runs = runs(self.results, self.ring, attack).filter(|run| self.has(&run.cell));
+        runs.filter_map(|run| run.figures.get(measure).copied()).collect()
+    }
+}
+
+/// Median and range of what the attack makes of a measure, of what it is beside a control.
+fn ratio(row: &Row<'_>, measure: &str, control: &str) -> Option<Summary> {
+    let mut found = row.results.compare_with(measure, control).into_iter();
+    let found = found.find(|found| found.value == "hostile" && row.has(&found.cell))?;
     let (median, (low, high)) = (found.ratio?, found.range?);
     let count = found.runs.0;
     Some(Summary { median, low, high, count, ..Summary::of(&[median])? })
@@ -101,21 +120,24 @@ const COLUMNS: [&str; 15] = [
     "kept",
 ];
 
-/// One line for each case of a ring that was measured.
-pub fn table(results: &Results, ring: Ring) -> Option<Table> {
-    let is_measured =
-        |name: &str| runs(results, ring, "hostile").any(|run| run.cell.get("case") == name);
+/// One line for each case that was measured of a ring, with this priority of the worker.
+pub fn table(results: &Results, ring: Ring, priority: &str) -> Option<Table> {
+    let of = |case| Row { results, ring, priority, case };
+    let is_measured = |row: &Row<'_>| runs(results, ring, "hostile").any(|run| row.has(&run.cell));
     let all = std::iter::once((ALL, "all in turn", String::new()));
     let cases = cases_of(ring).map(|case| (case.name, case.what, case.source.join(", ")));
-    let measured = all.chain(cases).filter(|(name, ..)| is_measured(name));
+    let measured = all.chain(cases).filter(|(name, ..)| is_measured(&of(name)));
     let rows: Vec<_> = measured
         .map(|(name, what, source)| {
             let texts = [name, what, &source].map(|text| Value::Text(text.into()));
-            texts.into_iter().chain(figures(results, ring, name)).collect()
+            texts.into_iter().chain(figures(&of(name))).collect()
         })
         .collect();
     (!rows.is_empty()).then(|| Table {
-        title: format!("Beside a hostile peer: {ring}"),
+        title: match priority {
+            "" => format!("Beside a hostile peer: {ring}"),
+            _ => format!("Beside a hostile peer: {ring}, worker at priority {priority}"),
+        },
         note: "Lost and corrupt are sums over all runs; ratios are medians with the range of runs \
                side by side; of the rest the most of any run."
             .into(),
@@ -126,17 +148,12 @@ pub fn table(results: &Results, ring: Ring) -> Option<Table> {
 }
 
 /// Figures of a case: the columns behind its source.
-fn figures(results: &Results, ring: Ring, name: &str) -> Vec<Value> {
-    let values = |attack: &str, measure: &str| -> Vec<f64> {
-        let runs = runs(results, ring, attack).filter(|run| run.cell.get("case") == name);
-        runs.filter_map(|run| run.figures.get(measure).copied()).collect()
-    };
-    let sum = |attack: &str, measure: &str| values(attack, measure).iter().sum::<f64>();
-    let most = |measure: &str| values("hostile", measure).into_iter().max_by(f64::total_cmp);
-    let lived = values("hostile", "alive").iter().all(|alive| *alive == 1.0);
-    let of = |measure: &str, control: &str| {
-        ratio(results, ring, name, measure, control).filter(|_| name != ALL)
-    };
+fn figures(row: &Row<'_>) -> Vec<Value> {
+    let sum = |attack: &str, measure: &str| row.values(attack, measure).iter().sum::<f64>();
+    let most = |measure: &str| row.values("hostile", measure).into_iter().max_by(f64::total_cmp);
+    let lived = row.values("hostile", "alive").iter().all(|alive| *alive == 1.0);
+    let of =
+        |measure: &str, control: &str| ratio(row, measure, control).filter(|_| row.case != ALL);
     let (rate, p99, p99_busy) = (of("rate", "idle"), of("p99", "idle"), of("p99", "busy"));
     let number = |found: Option<f64>, digits| match found {
         Some(n) => Value::Number(n, digits),
@@ -145,7 +162,7 @@ fn figures(results: &Results, ring: Ring, name: &str) -> Vec<Value> {
     let counts = lived && sum("hostile", "lost") == 0.0 && sum("hostile", "corrupt") == 0.0;
     let times = rate.is_none_or(|rate| rate.median >= KEEPS)
         && p99_busy.or(p99).is_none_or(|p99| p99.median < LONGER);
-    let kept = match (counts, times || name == ALL) {
+    let kept = match (counts, times || row.case == ALL) {
         (false, _) => "no",
         (true, false) => "counts only",
         (true, true) => "yes",
