@@ -6,6 +6,7 @@
 
 mod gate;
 mod handle;
+mod rest;
 
 pub use self::gate::{Frozen, Gate};
 pub use self::handle::{Handle, Placed, Report, Served};
@@ -26,6 +27,7 @@ use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
 use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
+use self::rest::Rest;
 use crate::pool::Pool;
 
 /// Starts the thread of worker `index`, pinned to `cpu` if given. The inner result: whether it has
@@ -50,7 +52,9 @@ pub fn spawn(
         os::precise_timers();
         // The receiver waits for it.
         let _ = scheduled.send(os::set_thread_priority(priority));
-        Worker::new(mine, pool).run();
+        let mut worker = Worker::new(mine, pool);
+        worker.rest = (priority == Priority::Realtime).then(Rest::default);
+        worker.run();
     })?;
     *lock(&handle.thread) = Some(thread);
     Ok(is_scheduled.recv().expect("the thread reports it before it serves"))
@@ -73,6 +77,8 @@ struct Worker {
     kicked: Vec<u64>,
     /// Last clock reading.
     time: Instant,
+    /// What it leaves of its CPU; `None`: the kernel shares it among threads.
+    rest: Option<Rest>,
     stop: bool,
 }
 
@@ -94,6 +100,7 @@ impl Worker {
             scratch: Burst::default(),
             kicked: Vec::with_capacity(64),
             time: Instant::START,
+            rest: None,
             stop: false,
         }
     }
@@ -129,7 +136,10 @@ impl Worker {
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
-            Effect::PollKicks => self.poll_kicks(Some(Ns::ZERO)),
+            Effect::PollKicks => {
+                self.rest();
+                self.poll_kicks(Some(Ns::ZERO));
+            }
             Effect::Pause => {
                 std::hint::spin_loop();
                 self.time = self.now();
@@ -335,7 +345,18 @@ impl Worker {
         }
     }
 
-    /// Sleeps; the only function that does.
+    /// Leaves the CPU to other threads, if it is time to: whatever comes meanwhile waits, as if they
+    /// had preempted the worker.
+    fn rest(&mut self) {
+        if let Some(rest) = &mut self.rest
+            && let Some(time) = rest.due(self.time)
+        {
+            std::thread::sleep(time.into());
+            rest.record(self.time, self.pool.now());
+        }
+    }
+
+    /// Sleeps until something comes; the only function that does.
     fn wait(&mut self, timeout: Option<Ns>, naps: bool) {
         // Remaining commands cause no further wake-up.
         let sleeps = !self.handle.has_commands.load(Ordering::Acquire);
@@ -343,7 +364,11 @@ impl Worker {
             let stats = &self.handle.stats;
             if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);
             stats.asleep.store(!naps, Ordering::Relaxed);
+            let began = self.time;
             self.poll_kicks(timeout);
+            if let Some(rest) = &mut self.rest {
+                rest.record(began, self.time);
+            }
             self.handle.stats.asleep.store(false, Ordering::Relaxed);
             self.pool.common.report_activity();
         }

@@ -65,6 +65,11 @@ impl Share {
         self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.get()).max(least);
     }
 
+    /// Its debt alone, without credit.
+    pub(crate) fn debt(self) -> Self {
+        Self { credit_ns: self.credit_ns.min(0) }
+    }
+
     /// Clears the debt: no other queue has work.
     #[inline]
     pub fn clear_debt(&mut self) {

@@ -469,6 +469,7 @@ impl<Q> Scheduler<Q> {
         self.todo.retain(|(_, of)| *of != at);
         let last = self.queues.len();
         self.todo.iter_mut().filter(|(_, of)| *of == last).for_each(|(_, of)| *of = at);
+        queue.leave();
         queue.served
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::fair::{Pace, Share};
 use crate::poll::{Policy, State};
 
 /// Drain state of a queue: requested by an operator, completed by its worker.
@@ -29,6 +30,14 @@ impl Drain {
     }
 }
 
+/// What a queue owes, and how long its bursts are. It outlives the ring and the connection of its
+/// peer, which would otherwise be rid of both by a restart of the ring.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    pub share: Share,
+    pub pace: Pace,
+}
+
 /// Settings of one ingress queue, changed by any thread and read by its worker once per burst; the
 /// announcement to send for its peer; and its state, for display.
 #[derive(Debug)]
@@ -43,6 +52,8 @@ pub struct Tuning {
     announcement: AtomicU64,
     /// Addresses to announce after that one.
     further: Mutex<VecDeque<[u8; 6]>>,
+    /// What its worker knew of the queue when it stopped serving it.
+    standing: Mutex<Standing>,
 }
 
 /// No address: it has more than 48 bits.
@@ -60,7 +71,18 @@ impl Tuning {
             has_rate: AtomicBool::new(false),
             announcement: AtomicU64::new(NOTHING),
             further: Mutex::default(),
+            standing: Mutex::default(),
         }
+    }
+
+    /// What the queue's previous worker [left](Self::set_standing).
+    pub(crate) fn standing(&self) -> Standing {
+        *self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets [`standing`](Self::standing), when the queue is not served any more.
+    pub(crate) fn set_standing(&self, standing: Standing) {
+        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) = standing;
     }
 
     /// Poll policy.

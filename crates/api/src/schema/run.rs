@@ -22,16 +22,11 @@ pub const PLACEMENTS: &[Choice] = &[
 /// How the kernel schedules workers.
 pub const PRIORITIES: &[Choice] = &[
     Choice::word("normal", "as the process was started"),
-    Choice::word("high", "nice -20").more(
-        ": nearly all of a CPU that other processes compete for, but a process that wakes up may \
-         still run for a few milliseconds first. Needs CAP_SYS_NICE, or RLIMIT_NICE 40 \
-         (`LimitNICE=-20`)",
-    ),
-    Choice::word("realtime", "SCHED_RR, priority 1").more(
-        ": ahead of all ordinary processes, up to the kernel's limit for such threads (95 % of a \
-         CPU: `kernel.sched_rt_runtime_us`). Needs CAP_SYS_NICE, or RLIMIT_RTPRIO 1 \
-         (`LimitRTPRIO=1`). Not with `spin` on a CPU that others need, nor with as many workers as \
-         CPUs: guests that send without pause then leave 5 % to everything else",
+    Choice::word("realtime", "SCHED_RR, priority 1: before all ordinary processes").more(
+        ". A worker that always has work sleeps for 1/16 of the time, 60 µs at a time, or the \
+         kernel would stop it for longer. Needs CAP_SYS_NICE, or RLIMIT_RTPRIO 1 \
+         (`LimitRTPRIO=1`). On a CPU that other processes need, guests that send without pause \
+         leave them that sixteenth; so does `poll=spin`",
     ),
 ];
 

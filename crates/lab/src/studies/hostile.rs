@@ -268,9 +268,7 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
     let honest = ["g0", "g1"].map(|name| Port::guest(stage, name, Proto::Virtio, ""));
     let everyone = [&honest[..], &ports, &[Port::null("null")]].concat();
     let mut options = pair::switch_options(stage, "adaptive");
-    // Empty in a plan without this axis.
-    let priority = Some(run.cell.get("priority")).filter(|word| !word.is_empty());
-    options.more = priority.iter().flat_map(|word| ["--priority", word]).map(Into::into).collect();
+    options.more = vec!["--priority".into(), run.cell.get("priority").into()];
     let switch = Switch::start(stage, &options, &everyone)?;
     let dead = |fail: Fail| match switch.check() {
         Err(ended) => Trouble::Switch(ended.to_string()),

@@ -7,7 +7,7 @@ use crate::fair::{Pace, Share};
 use crate::forward::Source;
 use crate::poll::{Costs, Gather, Policy, Poller, State};
 use crate::time::{Instant, Ns};
-use crate::tuning::Drain;
+use crate::tuning::{Drain, Standing};
 
 use super::{Scheduler, Todo};
 
@@ -73,6 +73,7 @@ impl<Q> Queue<Q> {
     /// Just given to a worker: cold, and armed by no one.
     pub(super) fn new(served: Served<Q>, costs: Costs, now: Instant) -> Self {
         let policy = served.source.tuning.poll();
+        let Standing { share, pace } = served.source.tuning.standing();
         Self {
             poller: Poller::new(effective(policy, served.notifies), costs, now),
             served,
@@ -84,14 +85,20 @@ impl<Q> Queue<Q> {
             paused: false,
             waits_rate: false,
             muted: false,
-            share: Share::default(),
-            pace: Pace::default(),
+            share,
+            pace,
             gather: Gather::default(),
             kicked: false,
             woke: None,
             busy: Ns::ZERO,
             backlog: Backlog::default(),
         }
+    }
+
+    /// It is not served here any more, but perhaps again: its debt and its pace remain.
+    pub(super) fn leave(&self) {
+        let (share, pace) = (self.share.debt(), self.pace);
+        self.served.source.tuning.set_standing(Standing { share, pace });
     }
 
     /// The policy at work on it.

@@ -22,7 +22,7 @@ fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<
         .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
 }
 
-/// Priorities of the switch's worker in the results; empty in those from before it was an axis.
+/// Priorities of the switch's worker in the results.
 pub fn priorities(results: &Results) -> BTreeSet<&str> {
     results.runs.iter().map(|run| run.cell.get("priority")).collect()
 }
@@ -134,10 +134,7 @@ pub fn table(results: &Results, ring: Ring, priority: &str) -> Option<Table> {
         })
         .collect();
     (!rows.is_empty()).then(|| Table {
-        title: match priority {
-            "" => format!("Beside a hostile peer: {ring}"),
-            _ => format!("Beside a hostile peer: {ring}, worker at priority {priority}"),
-        },
+        title: format!("Beside a hostile peer: {ring}, worker at priority {priority}"),
         note: "Lost and corrupt are sums over all runs; ratios are medians with the range of runs \
                side by side; of the rest the most of any run."
             .into(),

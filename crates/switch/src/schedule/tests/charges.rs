@@ -201,3 +201,21 @@ fn slow_delivery_is_charged_to_its_receiver_and_not_to_its_sender() {
     assert_eq!((owed[at], owed[receiver]), (0, 1), "one round at most");
     assert!(!worker.scheduler.queues[at].is_watched());
 }
+
+#[test]
+fn debt_outlives_a_restart_of_the_ring_and_credit_does_not() {
+    let mut worker = worker([true, true, true]);
+    for _ in 0..(100 * QUANTUM).times(KICK_COST) {
+        assert!(worker.scheduler.kick(token(1), Instant::START));
+    }
+    let owed = worker.owed();
+    assert_eq!(owed, [0, 100, 0]);
+    worker.scheduler.queues[2].share.grant(1, 1);
+    for restarted in [1, 2] {
+        let served = worker.scheduler.remove(token(restarted)).unwrap();
+        worker.scheduler.add(served, Instant::START);
+    }
+    let share = |port| worker.scheduler.find(token(port)).unwrap().share;
+    assert_eq!(share(1).rounds_in_debt(1, 1), 100);
+    assert!(!share(2).has_credit());
+}

@@ -52,3 +52,26 @@ fn served(worker: &Worker) -> u64 {
     let slow = worker.scheduler.queues.iter().take(4);
     slow.map(|queue| queue.served.source.stats.served_ns.get()).sum()
 }
+
+#[test]
+fn slow_queue_that_its_guest_restarts_stays_slow() {
+    let mut worker = Worker::new();
+    let guests: Vec<_> = (0..2).map(|port| worker.add(port, Policy::Event, true).0).collect();
+    guests[0].takes_ns.store(Ns::from_us(3_000).get(), Ordering::Relaxed);
+    guests[1].takes_ns.store(Ns::from_us(1).get(), Ordering::Relaxed);
+    // Until it is known.
+    let _ = serve(&mut worker, &guests, Ns::from_secs(8));
+    let slow = |worker: &Worker| {
+        worker.scheduler.find(token(0)).unwrap().served.source.stats.served_ns.get()
+    };
+    let (before, time) = (slow(&worker), Ns::from_secs(20));
+    for _ in 0..time.times(Ns::from_ms(5)) {
+        let served = worker.scheduler.remove(token(0)).unwrap();
+        worker.scheduler.add(served, worker.now());
+        let waited = serve(&mut worker, &guests, Ns::from_ms(5));
+        assert!(waited < Ns::from_ms(5), "{waited:?}: one long burst at a time");
+    }
+    let slow = slow(&worker) - before;
+    assert!(slow * 500 < time.get(), "{slow} ns of {time:?}");
+    assert!(slow > 0, "it is served, too");
+}

@@ -1,0 +1,87 @@
+//! What a real-time worker leaves of its CPU to other threads.
+
+use switch::time::{Instant, Ns};
+
+/// Part of its time that a worker sleeps if it always has work: one in this many. More than the
+/// twentieth for which the kernel would otherwise stop it, at one go: 50 ms in each second
+/// (`kernel.sched_rt_runtime_us`; since Linux 6.12 the server of fair threads).
+const SHARE: u64 = 16;
+/// Shortest sleep: once in a millisecond. What waits for it is 1 % of the frames only if there are
+/// few, and waits no longer than for a wake-up.
+const REST: Ns = Ns::from_us(60);
+
+/// Sleep that a worker owes to the other threads of its CPU.
+#[derive(Debug, Default)]
+pub struct Rest {
+    /// [`SHARE`] times what it owes.
+    owed: Ns,
+    /// Time up to which it was counted.
+    counted: Instant,
+}
+
+impl Rest {
+    /// Time for which the worker, awake since the last call of any function, is to sleep now.
+    pub fn due(&mut self, now: Instant) -> Option<Ns> {
+        self.owed += now - self.counted;
+        self.counted = now;
+        let rest = self.owed / SHARE;
+        (rest >= REST).then_some(rest)
+    }
+
+    /// Records that it slept from `began` to `now`. Nothing is saved up.
+    pub fn record(&mut self, began: Instant, now: Instant) {
+        self.owed += began - self.counted;
+        self.owed -= (now - began) * SHARE;
+        self.counted = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time slept of `rounds`, in each of which the worker works for `work` and then sleeps for
+    /// `nap`; and the longest rest.
+    fn slept(rounds: u64, work: Ns, nap: Ns) -> (Ns, Ns) {
+        let (mut rest, mut now) = (Rest::default(), Instant::START);
+        let (mut slept, mut longest) = (Ns::ZERO, Ns::ZERO);
+        for _ in 0..rounds {
+            now = now + work;
+            if let Some(time) = rest.due(now) {
+                rest.record(now, now + time);
+                (now, slept, longest) = (now + time, slept + time, longest.max(time));
+            }
+            if nap > Ns::ZERO {
+                rest.record(now, now + nap);
+                now = now + nap;
+            }
+        }
+        (slept, longest)
+    }
+
+    #[test]
+    fn worker_with_work_sleeps_a_sixteenth_in_short_pieces() {
+        let work = Ns::from_us(20);
+        let (all, longest) = slept(50_000, work, Ns::ZERO);
+        // 1 s of work.
+        assert!((Ns::from_ms(60)..Ns::from_ms(63)).contains(&all), "{all:?}");
+        assert!(longest < REST + work, "{longest:?}");
+    }
+
+    #[test]
+    fn worker_that_sleeps_anyway_does_not_rest() {
+        let (all, _) = slept(50_000, Ns::from_us(20), Ns::from_us(2));
+        assert_eq!(all, Ns::ZERO);
+        // Half of it.
+        let (all, _) = slept(50_000, Ns::from_us(32), Ns::from_us(1));
+        assert!((Ns::from_ms(45)..Ns::from_ms(52)).contains(&all), "{all:?}");
+    }
+
+    #[test]
+    fn long_sleep_is_no_credit_for_later() {
+        let (mut rest, start) = (Rest::default(), Instant::START);
+        let hour = start + Ns::from_secs(3600);
+        rest.record(start, hour);
+        assert_eq!(rest.due(hour + REST * SHARE), Some(REST));
+    }
+}
