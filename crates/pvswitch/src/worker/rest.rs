@@ -46,14 +46,14 @@ mod tests {
         let (mut rest, mut now) = (Rest::default(), Instant::START);
         let (mut slept, mut longest) = (Ns::ZERO, Ns::ZERO);
         for _ in 0..rounds {
-            now = now + work;
+            now += work;
             if let Some(time) = rest.due(now) {
                 rest.record(now, now + time);
                 (now, slept, longest) = (now + time, slept + time, longest.max(time));
             }
             if nap > Ns::ZERO {
                 rest.record(now, now + nap);
-                now = now + nap;
+                now += nap;
             }
         }
         (slept, longest)
