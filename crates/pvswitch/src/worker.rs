@@ -345,8 +345,8 @@ impl Worker {
         }
     }
 
-    /// Leaves the CPU to other threads, if it is time to: whatever comes meanwhile waits, as if they
-    /// had preempted the worker.
+    /// Leaves the CPU to other threads, when due: whatever comes meanwhile waits, as if they had
+    /// preempted the worker.
     fn rest(&mut self) {
         if let Some(rest) = &mut self.rest
             && let Some(time) = rest.due(self.time)
