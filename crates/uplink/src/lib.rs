@@ -1,10 +1,11 @@
-//! Ports to the host: TAP interfaces, packet capture files, and a port that drops.
+//! Ports to the host: TAP interfaces, stream sockets, packet capture files, and a port that drops.
 //!
 //! * [`open`] opens or creates a TAP interface, in any network namespace, and returns its queues.
 //! * [`inherit`] uses queues that the starter of the process opened.
 //! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
+//! * [`StreamIngress`] and [`StreamEgress`]: a stream socket in QEMU's framing ([`Inbox`]).
 //! * [`PcapWriter`] writes captured frames as pcapng; [`PcapCount`] counts those of a stream.
 //! * [`NullIngress`] and [`NullEgress`]: receive nothing, drop everything.
 //!
@@ -14,20 +15,24 @@
 
 mod egress;
 mod fd;
+mod framing;
 mod ingress;
 mod netlink;
 mod netns;
 mod null;
 mod pcap;
+mod stream;
 mod sys;
 mod tap;
 
 pub use egress::TapEgress;
 pub use fd::{Batching, TapFd};
+pub use framing::{BadLength, FRAME_MAX, FRAME_MIN, Inbox, LENGTH_LEN};
 pub use ingress::TapIngress;
 pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use pcap::{Direction, PcapCount, PcapWriter};
+pub use stream::{End, Socket, StreamEgress, StreamIngress};
 pub use sys::{Io, ReadBatch, WriteBatch};
 pub use tap::{InheritedTap, Tap, TapError, TapOptions};
 pub use tap::{adopt, inherit, open, request_offloads, set_carrier, set_mtu};
