@@ -109,7 +109,7 @@ pub fn is_tcp_listener(fd: BorrowedFd<'_>) -> bool {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket left by a dead process is replaced.
+    /// Listens at `path`; a socket for datagrams receives. One left by a dead process is replaced.
     ///
     /// # Errors
     /// [`SocketError`] with the reason.
@@ -139,7 +139,9 @@ impl Listener {
         let name = Name { path, carries, dir: dir.as_fd(), parent, last: name };
         let temporary = name.bind(&socket)?;
         let made = name.permit(&temporary.0, permissions)?;
-        rustix::net::listen(&socket, BACKLOG).map_err(os)?;
+        if carries != Carries::Datagrams {
+            rustix::net::listen(&socket, BACKLOG).map_err(os)?;
+        }
         name.place(&temporary.0)?;
         Ok(Self { socket, path: path.into(), made: Some(made), lent: false })
     }

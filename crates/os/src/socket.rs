@@ -165,6 +165,8 @@ pub enum Carries {
     Stream,
     /// Messages with boundaries (SOCK_SEQPACKET).
     Messages,
+    /// Messages with boundaries, without connections (SOCK_DGRAM).
+    Datagrams,
 }
 
 impl Carries {
@@ -172,6 +174,7 @@ impl Carries {
         match self {
             Self::Stream => SocketType::STREAM,
             Self::Messages => SocketType::SEQPACKET,
+            Self::Datagrams => SocketType::DGRAM,
         }
     }
 }

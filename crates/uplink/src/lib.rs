@@ -6,6 +6,7 @@
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
 //! * [`StreamIngress`] and [`StreamEgress`]: a stream socket in QEMU's framing ([`Inbox`]).
+//! * [`DgramIngress`] and [`DgramEgress`]: datagram sockets, one frame a datagram.
 //! * [`PcapWriter`] writes captured frames as pcapng; [`PcapCount`] counts those of a stream.
 //! * [`NullIngress`] and [`NullEgress`]: receive nothing, drop everything.
 //!
@@ -13,6 +14,7 @@
 //! [`TapFd`]) and calls when they are readable.
 #![deny(unsafe_code)]
 
+mod dgram;
 mod egress;
 mod fd;
 mod framing;
@@ -25,6 +27,7 @@ mod stream;
 mod sys;
 mod tap;
 
+pub use dgram::{DgramEgress, DgramIngress};
 pub use egress::TapEgress;
 pub use fd::{Batching, TapFd};
 pub use framing::{BadLength, FRAME_MAX, FRAME_MIN, Inbox, LENGTH_LEN};

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 pub use self::egress::StreamEgress;
+pub(crate) use self::egress::append;
 pub use self::ingress::StreamIngress;
 pub(crate) use self::room::Room;
 

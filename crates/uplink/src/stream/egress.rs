@@ -127,29 +127,14 @@ impl Link {
         self.outbox.extend(len.to_be_bytes());
     }
 
-    /// Adds a frame of a burst: its head as it was parsed, and the rest as it is now.
-    fn add(&mut self, burst: &Burst<'_>, pick: usize) {
-        let frame = &burst.frames[pick];
-        self.add_length(frame.len);
-        let begins = self.outbox.len();
-        self.outbox.extend(burst.head(pick));
-        let mut at = self.outbox.len();
-        self.outbox.resize(begins + frame.len as usize, 0);
-        let mut skip = (at - begins) as u32;
-        for seg in burst.segs(frame) {
-            let rest = seg.skip(skip);
-            skip -= skip.min(seg.len());
-            at += rest.read(&mut self.outbox[at..]);
-        }
-    }
-
     /// Adds frames `picks` up to [`SEND_BYTES`], and sends them. Returns the number added, and of
     /// those that were sent, at least in part.
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> (usize, usize) {
         let base = self.outbox.len();
         self.ends.clear();
         for pick in picks {
-            self.add(burst, usize::from(*pick));
+            self.add_length(burst.frames[usize::from(*pick)].len);
+            append(&mut self.outbox, burst, usize::from(*pick));
             self.ends.push(self.outbox.len());
             if self.outbox.len() - base >= SEND_BYTES {
                 break;
@@ -265,6 +250,21 @@ impl Egress for StreamEgress {
             let unsent = link.has_unsent();
             link.room.request(unsent);
         }
+    }
+}
+
+/// Appends a frame of a burst: its head as it was parsed, and the rest as it is now.
+pub(crate) fn append(outbox: &mut Vec<u8>, burst: &Burst<'_>, pick: usize) {
+    let frame = &burst.frames[pick];
+    let begins = outbox.len();
+    outbox.extend(burst.head(pick));
+    let mut at = outbox.len();
+    outbox.resize(begins + frame.len as usize, 0);
+    let mut skip = (at - begins) as u32;
+    for seg in burst.segs(frame) {
+        let rest = seg.skip(skip);
+        skip -= skip.min(seg.len());
+        at += rest.read(&mut outbox[at..]);
     }
 }
 

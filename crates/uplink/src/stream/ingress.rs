@@ -35,6 +35,8 @@ struct Link {
     socket: Socket,
     inbox: Inbox,
     end: Option<End>,
+    /// The last read found nothing: what comes later is notified.
+    is_empty: bool,
 }
 
 impl From<Arc<IngressStats>> for StreamIngress {
@@ -56,13 +58,19 @@ impl StreamIngress {
         };
         room.copy_from_slice(unsent);
         inbox.fill(unsent.len());
-        self.link = Some(Link { socket, inbox, end: None });
+        self.link = Some(Link { socket, inbox, end: None, is_empty: false });
         Ok(())
     }
 
     /// Stops reading; returns why the connection ended, if it did by itself.
     pub fn disconnect(&mut self) -> Option<End> {
         self.link.take()?.end
+    }
+
+    /// Whether the connection has ended in a way that another process would not notice.
+    pub fn has_ended(&self) -> bool {
+        let end = self.link.as_ref().and_then(|link| link.end.as_ref());
+        matches!(end, Some(End::Descriptors(_) | End::Os(_)))
     }
 
     /// Bytes that were read and not forwarded, for another process.
@@ -84,9 +92,13 @@ impl Link {
             _ if !fds.is_empty() => End::Descriptors(fds),
             Ok(Received::Bytes(len)) => {
                 self.inbox.fill(len);
+                self.is_empty = false;
                 return true;
             }
-            Ok(Received::Nothing) => return false,
+            Ok(Received::Nothing) => {
+                self.is_empty = true;
+                return false;
+            }
             Ok(Received::Closed) => End::Closed,
             Ok(Received::Truncated) => End::Descriptors(Vec::new()),
             Err(error) => End::Os(error),
@@ -186,9 +198,10 @@ impl Ingress for StreamIngress {
     fn arm(&mut self) -> bool {
         match &mut self.link {
             // The notification is of bytes, not of frames: there must be none left.
-            Some(link) => {
-                !link.has_frame() && link.end.is_none() && !link.read() && link.end.is_none()
+            Some(link) if !link.has_frame() && link.end.is_none() => {
+                (std::mem::take(&mut link.is_empty) || !link.read()) && link.end.is_none()
             }
+            Some(_) => false,
             None => true,
         }
     }
