@@ -228,13 +228,15 @@ fn peer(port: &PortText) -> Option<String> {
     let key = port.kind.entry().file;
     match port.kind {
         // A front-end that listens may accept several connections.
-        Kind::VhostUser if port.word("mode") == Some("client") => None,
+        Kind::VhostUser | Kind::Stream if port.word("mode") == Some("client") => None,
         Kind::Tap => {
             let netns = port.text("netns").map(|netns| format!(" in {netns}"));
             Some(format!("{key} {}{}", port.arg, netns.unwrap_or_default()))
         }
-        Kind::VhostUser | Kind::Xen | Kind::XenLocal => Some(format!("{key} {}", port.arg)),
-        Kind::Null => None,
+        Kind::VhostUser | Kind::Stream | Kind::Dgram | Kind::Xen | Kind::XenLocal => {
+            Some(format!("{key} {}", port.arg))
+        }
+        Kind::Passt | Kind::Null => None,
     }
 }
 

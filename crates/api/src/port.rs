@@ -172,11 +172,12 @@ impl PortText {
         {
             let name = given.entry.name;
             let what = format!(
-                "{name}: with mode=client the front-end makes the socket; set its permissions \
+                "{name}: with mode=client the peer makes the socket; set its permissions \
                  there, or use mode=server"
             );
             return Err(Invalid::new(name, what));
         }
+        self.check_peer()?;
         check_rules(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
@@ -191,6 +192,24 @@ impl PortText {
             }
         }
         Ok(())
+    }
+
+    /// A datagram socket has a peer, with a name of its own.
+    fn check_peer(&self) -> Result<(), Invalid> {
+        if self.kind != Kind::Dgram {
+            return Ok(());
+        }
+        let wrong = |what: String| Err(Invalid::new("peer", what));
+        match self.text("peer") {
+            None => wrong("peer: a dgram port needs peer=SOCKET, the socket of its peer".into()),
+            Some(peer) if peer == self.arg => {
+                wrong(format!("peer={peer}: the peer needs a socket of its own: use another path"))
+            }
+            Some(peer) => match (self.kind.entry().check)(&peer) {
+                Err(error) => wrong(format!("peer: {error}")),
+                Ok(()) => Ok(()),
+            },
+        }
     }
 
     /// An inherited socket listens, and has its permissions; an inherited interface its settings.
@@ -213,12 +232,15 @@ impl PortText {
                 None => Ok(()),
             };
         }
-        if self.kind != Kind::VhostUser {
+        if !matches!(self.kind, Kind::VhostUser | Kind::Stream) {
             return Ok(());
         }
         if self.word("mode") == Some("client") {
-            let what = "mode=client connects to a path, not to an inherited socket: use \
-                        mode=server, or vhost-user:PATH";
+            let what = format!(
+                "mode=client connects to a path, not to an inherited socket: use mode=server, or \
+                 {}:PATH",
+                self.kind.entry().name
+            );
             return Err(Invalid::new("mode", what));
         }
         let mut given = self.options.iter();

@@ -79,6 +79,8 @@ pub enum Command {
 const RUN_EXAMPLES: &str = "\
 Examples:
   pvswitch run --port vm1=vhost-user:/run/pvswitch/vm1.sock --port host=tap:tap0
+  pvswitch run --uplink passt --port a=stream:$XDG_RUNTIME_DIR/a.sock
+      Without root: guests of QEMU (-netdev stream) reach the network of the host
   pvswitch run --port a=vhost-user:/run/pvswitch/a.sock,mode=client,queues=4 \\
       --poll adaptive --workers 2
   pvswitch run \\
@@ -170,6 +172,9 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortText>,
+    /// A way out without root: the port uplink=passt. Starts passt, which is the guests' gateway
+    #[arg(long, value_name = "KIND", value_parser = ["passt"])]
+    pub uplink: Option<String>,
     /// Start another process if this one is killed: guests stay connected. Under systemd, its
     /// store is used (FileDescriptorStoreMax=)
     #[arg(long)]

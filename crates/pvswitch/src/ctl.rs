@@ -291,7 +291,7 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
     }
     match text(&port["state"]) {
         _ if !details => {}
-        "unconnected" => lines.push("no front-end is connected to its socket".into()),
+        "unconnected" => lines.push("no peer is connected to its socket".into()),
         "no-driver" => {
             lines.push("a front-end is connected; its guest has no driver for it yet".into());
         }

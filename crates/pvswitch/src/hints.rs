@@ -4,7 +4,7 @@ use std::io::Write;
 
 use api::schema::Value;
 
-use crate::spec::{Kind, PortSpec, Role, VhostUser, Xen, XenAt};
+use crate::spec::{Dgram, Kind, PortSpec, Role, Stream, VhostUser, Xen, XenAt};
 
 /// Prints how to attach a guest: for QEMU, libvirt and Cloud Hypervisor, for xl, or for a front
 /// half of our own.
@@ -14,7 +14,10 @@ pub fn print(spec: &PortSpec) {
         Kind::VhostUser(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::VhostUser(conf) => show(&text(&spec.name, conf)),
         Kind::Xen(Xen { at, .. }) => show(&xen(&spec.name, at, spec.tuning.tenant.mac())),
-        Kind::Tap(_) | Kind::Null => {}
+        Kind::Stream(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
+        Kind::Stream(conf) => show(&stream(&spec.name, conf, spec.tuning.tenant.mac())),
+        Kind::Dgram(conf) => show(&dgram(&spec.name, conf, spec.tuning.tenant.mac())),
+        Kind::Passt(_) | Kind::Tap(_) | Kind::Null => {}
     }
 }
 
@@ -41,6 +44,40 @@ fn xen(name: &str, at: &XenAt, own: Option<[u8; 6]>) -> String {
 "
         ),
     }
+}
+
+/// How to attach what knows QEMU's framing.
+fn stream(name: &str, conf: &Stream, own: Option<[u8; 6]>) -> String {
+    let (socket, mac) = (conf.socket.display(), mac(name, own));
+    let id = name.replace(['.', '_'], "-");
+    if conf.role == Role::Client {
+        return format!(
+            "\
+# start what listens at the socket of port {name}, for example
+  passt --socket {socket}
+"
+        );
+    }
+    format!(
+        "\
+# attach a guest to port {name}: QEMU, without shared memory
+  -netdev stream,id=net-{id},server=off,addr.type=unix,addr.path={socket} \\
+  -device virtio-net-pci,netdev=net-{id},mac={mac}
+"
+    )
+}
+
+fn dgram(name: &str, conf: &Dgram, own: Option<[u8; 6]>) -> String {
+    let (socket, peer, mac) = (conf.socket.display(), conf.peer.display(), mac(name, own));
+    let id = name.replace(['.', '_'], "-");
+    let ends = format!("local.type=unix,local.path={peer},remote.type=unix,remote.path={socket}");
+    format!(
+        "\
+# attach a guest to port {name}: QEMU, without shared memory
+  -netdev dgram,id=net-{id},{ends} \\
+  -device virtio-net-pci,netdev=net-{id},mac={mac}
+"
+    )
 }
 
 /// Options to add to a QEMU command line.

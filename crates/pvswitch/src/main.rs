@@ -147,7 +147,10 @@ fn taken_options(takeover: &run::Takeover) -> Result<Options, AnyError> {
 fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
     let settings: Settings = args.settings.0;
     let hints = !settings.flag("quiet");
-    let command_line = Config { settings, ports: args.ports, statics: Vec::new() };
+    let uplink = args.uplink.map(|kind| format!("uplink={kind}").parse());
+    let uplink = uplink.transpose().expect("it has no argument that could be wrong");
+    let ports = args.ports.into_iter().chain(uplink).collect();
+    let command_line = Config { settings, ports, statics: Vec::new() };
     let file = args.config.map(std::path::absolute).transpose()?;
     let origin = Origin { file, command_line };
     let (config, include) = origin.load()?;

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod clients;
+mod endpoint;
 mod error;
 mod events;
 mod flaps;
@@ -13,6 +14,7 @@ mod inherited;
 mod keep;
 mod manager;
 mod mirrors;
+mod passt;
 mod reload;
 mod requests;
 mod restore;
@@ -21,8 +23,10 @@ mod setup;
 mod show;
 mod sockets;
 mod stalls;
+mod stream;
 mod suspend;
 mod takeover;
+mod tap;
 mod tenants;
 mod upgrade;
 mod vhost;
@@ -43,7 +47,7 @@ use api::{Config, PORTS_MAX};
 use os::{Epoll, Listener, Priority};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Mode, Port, PortEvent, Source, Table};
+use switch::forward::{EgressQueue, Mode, Port, PortEvent, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::schedule::{Placement, token};
@@ -51,10 +55,9 @@ use switch::stats::IngressStats;
 use switch::tenant::Rules;
 use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
-use vhost_user::device::KickFd;
-use vhost_user::foreign;
 
 use self::clients::Clients;
+use self::endpoint::Endpoint;
 pub use self::error::RunError;
 use self::events::Events;
 use self::keep::Keep;
@@ -62,6 +65,7 @@ use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
 pub use self::restore::Start;
 use self::rights::Rights;
+use self::stream::StreamPort;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
 use self::vhost::VhostPort;
@@ -73,9 +77,9 @@ use crate::hints;
 use crate::http;
 use crate::limit::PortLog;
 use crate::pool::{Common, Pool};
-use crate::spec::{Access, Kind, PortSpec, Role, Tap, Xen, XenAt};
+use crate::spec::{Access, Kind, PortSpec, Xen, XenAt};
 use crate::tap::TapQueues;
-use crate::worker::{Report, Served};
+use crate::worker::Report;
 
 /// Maximum number of entries in the FDB.
 const FDB_ENTRIES: usize = 65_536;
@@ -155,9 +159,8 @@ impl PortState {
     /// The rate-limited log for events that a guest causes; `None`: the port has no guest.
     fn log(&self) -> Option<&PortLog> {
         match &self.attach {
-            Attach::VhostUser(vhost) => Some(&vhost.log),
             Attach::Xen(xen) => Some(&xen.log),
-            Attach::Tap(_) | Attach::Null => None,
+            other => other.endpoint().map(|end| &*end.log),
         }
     }
 
@@ -184,6 +187,7 @@ struct Ingress {
 /// What a port is attached to.
 enum Attach {
     VhostUser(Box<VhostPort>),
+    Stream(Box<StreamPort>),
     Tap(TapQueues),
     Xen(Box<XenPort>),
     Null,
@@ -447,6 +451,9 @@ impl System {
     ) -> Result<Prepared, RunError> {
         let mut prepared = match &spec.kind {
             Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, leaving)?,
+            Kind::Stream(_) | Kind::Dgram(_) | Kind::Passt(_) => {
+                self.add_stream(spec, id, leaving)?
+            }
             Kind::Tap(conf) => self.add_tap(spec, conf, id, leaving)?,
             Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
             Kind::Null => Prepared::new(setup::add_null(spec, id)),
@@ -492,7 +499,7 @@ impl System {
         }
         for Prepared { state, served } in all {
             let (name, id) = (state.spec.name.clone(), state.port.id);
-            let client = matches!(&state.spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
+            let client = state.attach.endpoint().is_some_and(Endpoint::connects);
             self.ports.insert(name.clone(), state);
             for served in served {
                 self.pool.serve(served);
@@ -519,38 +526,6 @@ impl System {
     fn publish_table(&mut self) {
         let table = Arc::new(self.table.clone());
         self.pool.set_table(&table);
-    }
-
-    fn add_tap(
-        &mut self,
-        spec: &PortSpec,
-        conf: &Tap,
-        id: PortId,
-        leaving: &Leaving,
-    ) -> Result<Prepared, RunError> {
-        let tap = self.open_tap(spec, conf, leaving)?;
-        let mut egress = Vec::new();
-        let mut ingress = Vec::new();
-        let mut served = Vec::new();
-        let queues = TapQueues::new(&tap);
-        for bus in self.xen.values() {
-            bus.set_tap_memory(&queues);
-        }
-        for (queue, pair) in tap.pairs.into_iter().enumerate() {
-            egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
-            let known = self.ingress(spec, queue, &pair.ingress_stats);
-            let tuning = Arc::clone(&known.tuning);
-            ingress.push(known);
-            let queue = queue as u16;
-            let source = Source::new(id, queue, pair.ingress_stats, tuning);
-            let token = token(id, queue, false);
-            let kick = Some(pair.fd as KickFd);
-            served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
-        }
-        let port = Arc::new(self.make_port(id, &spec.name, egress));
-        port.set_active(port.egress.len() as u16);
-        let state = PortState::new(spec, port, ingress, Attach::Tap(queues));
-        Ok(Prepared { state, served })
     }
 
     /// Creates the state of ingress queue number `queue` of a new port.
@@ -582,25 +557,8 @@ impl System {
         state.port.set_active(0);
         let mut kept = None;
         match state.attach {
-            Attach::VhostUser(vhost) => match vhost.listener {
-                Some(listener) if leaving.sockets.contains_key(listener.path()) => {
-                    let next = Event::Prepared(leaving.sockets[listener.path()].clone());
-                    self.rename_event(&Event::Listener(name.into()), &next);
-                    kept = Some(listener);
-                }
-                Some(listener) => {
-                    self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
-                    // Connections queued at the listener close with it, with the data queued in
-                    // them. An inherited one is its starter's, who may pass it again.
-                    if !listener.is_inherited()
-                        && let Ok(last) = listener.as_fd().try_clone_to_owned()
-                    {
-                        os::shutdown(last.as_fd());
-                        foreign::close(last, &state.port.account);
-                    }
-                }
-                None => {}
-            },
+            Attach::VhostUser(vhost) => kept = self.close_endpoint(name, vhost.end, leaving),
+            Attach::Stream(stream) => kept = self.close_endpoint(name, stream.end, leaving),
             Attach::Tap(_) => {
                 for queue in 0..state.ingress.len() as u16 {
                     self.pool.drop_queue(token(id, queue, false));
@@ -623,10 +581,7 @@ impl System {
     fn round(&mut self) -> Result<(), RunError> {
         let end = self.options.duration.map(Ns::from);
         let end = end.map(|duration| self.clock().to_std(time::Instant::START + duration));
-        let retries = self.ports.values().filter_map(|p| match &p.attach {
-            Attach::VhostUser(v) => v.retry,
-            _ => None,
-        });
+        let retries = self.ports.values().filter_map(|p| p.attach.endpoint()?.retry);
         let now = Instant::now();
         let resumes = self.suspended.iter().map(|(at, _)| *at);
         let next = retries
@@ -671,20 +626,14 @@ impl System {
         if is_at(self.http.as_ref().and_then(|http| http.socket.as_ref())) {
             return Some("--http".into());
         }
-        let of = |state: &&PortState| match &state.attach {
-            Attach::VhostUser(vhost) => is_at(vhost.listener.as_ref()),
-            _ => false,
-        };
+        let of = |state: &&PortState| is_at(state.attach.listener());
         self.ports.values().find(of).map(|state| format!("port '{}'", state.spec.name))
     }
 
     fn listener(&self, what: &Event) -> Option<&Listener> {
         match what {
             Event::ControlListener => self.control.as_ref(),
-            Event::Listener(name) => match &self.ports.get(name)?.attach {
-                Attach::VhostUser(vhost) => vhost.listener.as_ref(),
-                _ => None,
-            },
+            Event::Listener(name) => self.ports.get(name)?.attach.listener(),
             _ => None,
         }
     }
@@ -704,7 +653,7 @@ impl System {
             Event::ControlListener => self.accept_client(),
             Event::Client => self.serve_client(token),
             Event::Http => self.serve_http(),
-            Event::Listener(name) => self.accept_guest(&name),
+            Event::Listener(name) => self.accept_peer(&name),
             Event::Connection(name) => self.serve_guest(&name),
             Event::Xenstore(of) => self.read_xenstore(&of),
             Event::XenControl(name) => self.serve_control(&name),
@@ -750,6 +699,11 @@ impl System {
                     continue;
                 }
             };
+            if matches!(state.attach, Attach::Stream(_)) {
+                let name = state.spec.name.clone();
+                self.end_stream(&name, &fault.to_string());
+                continue;
+            }
             state.faults += 1;
             let (name, cause) = (state.spec.name.clone(), fault.to_string());
             self.publish(api::event::Event::Fault { port: name.clone(), cause });
@@ -761,8 +715,11 @@ impl System {
             if let Attach::VhostUser(vhost) = &mut state.attach
                 && vhost.connection.is_some()
             {
-                vhost.errors.count("broken_ring", fault.to_string());
-                vhost.log.warn(format_args!("stopped: its guest violated the protocol: {fault}"));
+                vhost.end.errors.count("broken_ring", fault.to_string());
+                vhost
+                    .end
+                    .log
+                    .warn(format_args!("stopped: its guest violated the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }
         }

@@ -107,6 +107,12 @@ pub fn policy(text: &str) -> Policy {
 pub enum Kind {
     /// A guest's virtio-net device.
     VhostUser(VhostUser),
+    /// A peer at a stream socket, in QEMU's framing.
+    Stream(Stream),
+    /// A peer at a datagram socket.
+    Dgram(Dgram),
+    /// The host's network, by a passt that the switch starts.
+    Passt(Passt),
     /// A TAP interface of the host.
     Tap(Tap),
     /// A Xen guest's vif.
@@ -134,6 +140,35 @@ pub struct VhostUser {
     pub permissions: Permissions,
     /// Who may connect.
     pub access: Access,
+}
+
+/// A stream port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Socket path.
+    pub socket: PathBuf,
+    /// Which side listens.
+    pub role: Role,
+    /// Who may connect.
+    pub access: Access,
+}
+
+/// A datagram port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dgram {
+    /// Socket path.
+    pub socket: PathBuf,
+    /// That of its peer.
+    pub peer: PathBuf,
+    /// Who may send.
+    pub access: Access,
+}
+
+/// A port to a passt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passt {
+    /// MTU that it assigns to guests, in bytes.
+    pub mtu: u16,
 }
 
 /// A TAP port.
@@ -206,13 +241,13 @@ pub enum XenAt {
     Local(PathBuf),
 }
 
-/// Our end of a vhost-user socket.
+/// Our end of a port's socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// We listen (`mode=server`).
     #[default]
     Server,
-    /// The front-end listens (`mode=client`); we connect, and retry indefinitely.
+    /// The peer listens (`mode=client`); we connect, and retry indefinitely.
     Client,
 }
 
@@ -241,10 +276,11 @@ fn kind(text: &PortText) -> Kind {
         mode: text.number("socket-mode").map(|mode| mode as u32),
         group: text.text("socket-group"),
     };
+    let role = || if text.word("mode") == Some("client") { Role::Client } else { Role::Server };
     match text.kind {
         port::Kind::VhostUser => Kind::VhostUser(VhostUser {
             socket: text.arg.clone().into(),
-            role: if text.word("mode") == Some("client") { Role::Client } else { Role::Server },
+            role: role(),
             queues,
             mtu: mtu(),
             mac: text.macs("mac").first().copied(),
@@ -255,6 +291,15 @@ fn kind(text: &PortText) -> Kind {
             },
             access,
         }),
+        port::Kind::Stream => {
+            Kind::Stream(Stream { socket: text.arg.clone().into(), role: role(), access })
+        }
+        port::Kind::Dgram => Kind::Dgram(Dgram {
+            socket: text.arg.clone().into(),
+            peer: text.text("peer").unwrap_or_default().into(),
+            access,
+        }),
+        port::Kind::Passt => Kind::Passt(Passt { mtu: mtu().unwrap_or(1500) }),
         port::Kind::Tap => Kind::Tap(Tap {
             ifname: text.arg.clone(),
             netns: text.text("netns"),
@@ -288,6 +333,9 @@ impl Kind {
     pub fn schema(&self) -> port::Kind {
         match self {
             Self::VhostUser(_) => port::Kind::VhostUser,
+            Self::Stream(_) => port::Kind::Stream,
+            Self::Dgram(_) => port::Kind::Dgram,
+            Self::Passt(_) => port::Kind::Passt,
             Self::Tap(_) => port::Kind::Tap,
             Self::Xen(Xen { at: XenAt::Local(_), .. }) => port::Kind::XenLocal,
             Self::Xen(_) => port::Kind::Xen,
@@ -311,6 +359,14 @@ impl fmt::Display for Kind {
                 let mode = if port.role == Role::Client { ",mode=client" } else { "" };
                 write!(f, "vhost-user:{}{mode}", port.socket.display())
             }
+            Self::Stream(port) => {
+                let mode = if port.role == Role::Client { ",mode=client" } else { "" };
+                write!(f, "stream:{}{mode}", port.socket.display())
+            }
+            Self::Dgram(port) => {
+                write!(f, "dgram:{},peer={}", port.socket.display(), port.peer.display())
+            }
+            Self::Passt(_) => f.write_str("passt"),
             Self::Tap(port) => write!(f, "tap:{}", port.ifname),
             Self::Xen(Xen { at: XenAt::Vif(id), .. }) => write!(f, "xen:{id}"),
             Self::Xen(Xen { at: XenAt::Auto, .. }) => f.write_str("xen:auto"),

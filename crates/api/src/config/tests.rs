@@ -88,10 +88,10 @@ fn port() -> impl Strategy<Value = PortText> {
     let kind = select(&KINDS[..]);
     kind.prop_flat_map(|kind| {
         let arg = match kind.kind {
-            Kind::VhostUser | Kind::XenLocal => "/[ -~é]{1,40}",
+            Kind::VhostUser | Kind::Stream | Kind::Dgram | Kind::XenLocal => "/[ -~é]{1,40}",
             Kind::Tap => "[!-~]{1,15}",
             Kind::Xen => "(auto|[0-9]{1,4}/[0-9]{1,4})",
-            Kind::Null => "",
+            Kind::Passt | Kind::Null => "",
         };
         let options = prop::collection::vec(option_of(kind.kind), 0..8);
         ("[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,14}", arg, options)

@@ -138,7 +138,7 @@ fn options_that_exclude_each_other_are_located_at_one_of_them() {
         ("vlan = 5\ntrunk = 6\n", "5:1", "vlan=5 and trunk= exclude each other"),
         ("isolated = true\nnative = 5\n", "6:1", "native=5 needs a trunk"),
         ("burst-in = \"4K\"\n", "5:1", "burst-in= in bytes needs a rate"),
-        ("mode = \"client\"\nsocket-mode = \"0660\"\n", "6:1", "with mode=client the front-end"),
+        ("mode = \"client\"\nsocket-mode = \"0660\"\n", "6:1", "with mode=client the peer"),
         ("\"weight/0\" = 3\n\"poll/3\" = \"spin\"\n", "6:1", "there is one queue pair"),
     ] {
         let error = error(&format!("{head}{lines}"));
@@ -263,8 +263,8 @@ fn included_files_hold_ports_and_static_addresses() {
     let errors = dir.errors(&main);
     let want = [
         "x.d/30-c.toml:1:7: port 'a' exists already, at x.d/20-a.toml:1:7",
-        "x.d/30-c.toml:6:6: port 'n': unknown kind `nul`, expected one of `vhost-user`, `tap`, \
-         `xen`, `xen-local`, `null` (did you mean `null`?)",
+        "x.d/30-c.toml:6:6: port 'n': unknown kind `nul`, expected one of `vhost-user`, `stream`, \
+         `dgram`, `passt`, `tap`, `xen`, `xen-local`, `null` (did you mean `null`?)",
         "x.d/40-d.toml:1:1: `workers` is a setting of the switch: write it in x.toml; an included \
          file has [port.NAME] and [static] only",
         "x.d/40-d.toml:2:1: `include` is a setting of the switch: write it in x.toml; an included \

@@ -9,18 +9,26 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Longest Linux interface name.
 const IFNAME_MAX: usize = 15;
 
-/// Checks the socket of a vhost-user port: a path, or `fd=NAME`.
+/// Checks the socket of a port: a path, or `fd=NAME`.
 pub fn socket(path: &str) -> Result<(), String> {
     if let Some(name) = inherited(path) {
         return name.map(drop);
     }
     match path.len() {
-        0 => Err("no socket path: use vhost-user:PATH".into()),
+        0 => Err("no socket path: use KIND:PATH".into()),
         1..=SOCKET_PATH_MAX => Ok(()),
         len => Err(format!(
             "socket path is {len} bytes long, the maximum is {SOCKET_PATH_MAX}: use a shorter \
              directory"
         )),
+    }
+}
+
+/// Checks a path of a socket.
+pub fn path(path: &str) -> Result<(), String> {
+    match inherited(path) {
+        Some(_) => Err(format!("'{path}': a datagram socket cannot be inherited: use a path")),
+        None => socket(path),
     }
 }
 

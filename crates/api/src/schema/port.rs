@@ -1,7 +1,7 @@
 //! Kinds of ports, and their options.
 
 pub use super::check::{check_rules, vif};
-use super::check::{directory, interface, socket};
+use super::check::{directory, interface, path, socket};
 use super::{Choice, Entry, Live, Type};
 use crate::queues::QUEUES_MAX;
 
@@ -10,6 +10,12 @@ use crate::queues::QUEUES_MAX;
 pub enum Kind {
     /// A guest's virtio-net device.
     VhostUser,
+    /// A peer at a stream socket, in QEMU's framing.
+    Stream,
+    /// A peer at a datagram socket.
+    Dgram,
+    /// The host's network by passt.
+    Passt,
     /// A TAP interface of the host.
     Tap,
     /// A Xen guest's vif, or all of them.
@@ -38,7 +44,7 @@ pub struct KindEntry {
 }
 
 /// All kinds.
-pub const KINDS: [KindEntry; 5] = [
+pub const KINDS: [KindEntry; 8] = [
     KindEntry {
         kind: Kind::VhostUser,
         name: "vhost-user",
@@ -47,6 +53,32 @@ pub const KINDS: [KindEntry; 5] = [
         check: socket,
         help: "a virtual machine's virtio-net device, by vhost-user; fd=NAME: a socket that \
                systemd made",
+    },
+    KindEntry {
+        kind: Kind::Stream,
+        name: "stream",
+        args: &["SOCKET", "fd=NAME"],
+        file: "socket",
+        check: socket,
+        help: "a peer at a stream socket, in QEMU's framing: QEMU (`-netdev stream`), passt, \
+               libkrun; fd=NAME: a socket that systemd made",
+    },
+    KindEntry {
+        kind: Kind::Dgram,
+        name: "dgram",
+        args: &["SOCKET"],
+        file: "socket",
+        check: path,
+        help: "a peer at a datagram socket, one frame a datagram: QEMU (`-netdev dgram`); needs \
+               peer=",
+    },
+    KindEntry {
+        kind: Kind::Passt,
+        name: "passt",
+        args: &[],
+        file: "",
+        check: |_| Ok(()),
+        help: "the network of the host without any right, by passt, which the switch starts",
     },
     KindEntry {
         kind: Kind::Tap,
@@ -110,7 +142,11 @@ const TAP: &[Kind] = &[Kind::Tap];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 
 /// Kinds with a Unix socket.
-const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
+const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::Stream, Kind::Dgram, Kind::XenLocal];
+const DGRAM: &[Kind] = &[Kind::Dgram];
+const PASST: &[Kind] = &[Kind::Passt];
+/// Kinds that listen or connect.
+const CONNECTED: &[Kind] = &[Kind::VhostUser, Kind::Stream];
 
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
@@ -219,16 +255,22 @@ pub const TABLE: &[Entry] = &[
         "mode",
         Type::Choice(&[
             Choice::word("server", "the switch listens"),
-            Choice::word("client", "the front-end listens"),
+            Choice::word("client", "the peer listens"),
         ]),
         "server",
         "which end of the socket listens",
     )
-    .of(VHOST_USER)
+    .of(CONNECTED)
     .more(
         "; `client` reconnects indefinitely, first after 10 ms, backing off to 1 s (again from \
          10 ms after a connection that lasted 2 s)",
     ),
+    Entry::new("peer", Type::Text("SOCKET"), "none", "socket of its peer, to which it sends")
+        .of(DGRAM)
+        .more("; required. The switch connects to it indefinitely, as with `mode=client`"),
+    Entry::new("mtu", Type::Number(68, 9216), "1500", "MTU that passt assigns to guests by DHCP")
+        .of(PASST)
+        .more(" and router advertisements, 68 to 9216"),
     Entry::new("queues", QUEUES, "1", "queue pairs offered, 1 to 16")
         .of(VHOST_USER)
         .more("; MQ is offered from 2 on"),

@@ -19,6 +19,7 @@ use vhost_user::connection::ConnectionState;
 use xen_netif::back::RingPositions;
 
 use super::keep::StoreState;
+use super::stream::StreamHanded;
 use super::vifs::XenOffer;
 
 /// Version of all messages; a program takes over from the same version only.
@@ -73,6 +74,9 @@ pub(super) struct PortOffer {
     pub(super) connection: Option<ConnectionState>,
     /// Queues of a TAP, and whether the switch created it.
     pub(super) tap: Option<(Vec<u32>, bool)>,
+    /// The connection of a stream port.
+    #[serde(default)]
+    pub(super) stream: Option<u32>,
     /// A vif.
     pub(super) xen: Option<XenOffer>,
     pub(super) faults: u64,
@@ -121,6 +125,9 @@ pub(super) struct PortHanded {
     pub(super) held: Vec<Vec<Frame>>,
     /// Frames read from each queue of a TAP and not forwarded.
     pub(super) unsent: Vec<Vec<Frame>>,
+    /// Bytes of a stream port's connection.
+    #[serde(default)]
+    pub(super) stream: StreamHanded,
 }
 
 pub(super) type Counters = Vec<(String, u64)>;

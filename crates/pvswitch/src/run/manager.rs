@@ -184,7 +184,8 @@ impl System {
     /// One line for `systemctl status`.
     fn status_line(&self) -> String {
         let guest = |port: &&super::PortState| {
-            matches!(port.attach, Attach::VhostUser(_) | Attach::Xen(_)) && port.port.active() > 0
+            matches!(port.attach, Attach::VhostUser(_) | Attach::Stream(_) | Attach::Xen(_))
+                && port.port.active() > 0
         };
         let guests = self.ports.values().filter(guest).count();
         let ports = plural(self.ports.len() as u64, "port");

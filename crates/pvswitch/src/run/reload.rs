@@ -10,22 +10,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::config::{Diff, PortDiff, SettingDiff};
 use api::file::Problems;
 use api::{Config, PORTS_MAX, PortText};
-use os::Listener;
+use os::{Carries, Listener};
 use serde_json::{Value, json};
 use switch::fdb::PortId;
 use switch::forward::Mode;
 use switch::hold::HOLD_DEFAULT;
 use switch::schedule::{Placement, token};
 
+use super::endpoint::Address;
 use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
 use crate::hints;
-use crate::spec::{Kind, PortSpec, PortTuning, Role, VhostUser, Xen, XenAt, policy};
+use crate::spec::{Kind, PortSpec, PortTuning, Xen, XenAt, policy};
 use crate::worker::Served;
 
 /// A port that is not in the switch yet.
@@ -47,10 +48,18 @@ impl Prepared {
 pub(super) struct Leaving {
     /// Their names.
     pub(super) ports: BTreeSet<String>,
-    /// Paths of listeners that stay, and the names of the ports that get them.
-    pub(super) sockets: BTreeMap<PathBuf, String>,
+    /// Paths of listeners that stay, what they carry, and the names of the ports that get them.
+    sockets: BTreeMap<PathBuf, (Carries, String)>,
     /// Directories of xen-local that stay.
     pub(super) directories: BTreeSet<Hypervisor>,
+}
+
+impl Leaving {
+    /// The port that gets the listener of this path.
+    pub(super) fn next(&self, path: &Path, carries: Carries) -> Option<&String> {
+        let (of, name) = self.sockets.get(path)?;
+        (*of == carries).then_some(name)
+    }
 }
 
 /// Changes of a reload before its commit, to undo them.
@@ -183,30 +192,31 @@ impl System {
         let replaced = diff.replaced.iter().map(|port| &port.port.name);
         let ports: BTreeSet<String> = diff.removed.iter().chain(replaced).cloned().collect();
         let mut leaving = Leaving { ports, ..Leaving::default() };
-        let mut sockets = BTreeSet::new();
+        let mut sockets = BTreeMap::new();
         for name in &leaving.ports {
             match self.ports.get(name).map(|port| &port.attach) {
-                Some(Attach::VhostUser(vhost)) => {
-                    sockets.extend(vhost.listener.as_ref().map(|l| l.path().to_path_buf()));
-                }
                 Some(Attach::Xen(xen)) => {
                     leaving.directories.insert(xen.of.clone());
                 }
-                _ => {}
+                Some(attach) => {
+                    let end = attach.endpoint();
+                    let own = end.and_then(|end| Some((end.listener.as_ref()?, end)));
+                    let own = own.map(|(l, end)| (l.path().to_path_buf(), end.address.carries));
+                    sockets.extend(own);
+                }
+                None => {}
             }
         }
         let mut needed = BTreeSet::new();
         for port in added(diff) {
-            match PortSpec::from(port).kind {
-                Kind::VhostUser(conf)
-                    if conf.role == Role::Server && sockets.contains(&conf.socket) =>
-                {
-                    leaving.sockets.insert(conf.socket, port.name.clone());
-                }
-                Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
-                    needed.insert(Hypervisor::Local(directory));
-                }
-                _ => {}
+            let kind = PortSpec::from(port).kind;
+            if let Some(Address { own: Some(own), carries, .. }) = Address::of(&kind)
+                && sockets.get(&own) == Some(&carries)
+            {
+                leaving.sockets.insert(own, (carries, port.name.clone()));
+            }
+            if let Kind::Xen(Xen { at: XenAt::Local(directory), .. }) = kind {
+                needed.insert(Hypervisor::Local(directory));
             }
         }
         leaving.directories.retain(|of| needed.contains(of));
@@ -303,15 +313,16 @@ impl System {
     ) -> Result<(), RunError> {
         for text in added(diff) {
             let spec = PortSpec::from(text);
-            let Kind::VhostUser(conf) = &spec.kind else { continue };
+            let Some(wanted) = Address::of(&spec.kind) else { continue };
+            let Some(own) = &wanted.own else { continue };
             let has_socket = |name: &&String| {
-                self.socket_of(name).is_some_and(|(listener, _)| listener.path() == conf.socket)
+                self.socket_of(name).is_some_and(|(listener, _)| listener.path() == own)
             };
             let Some(user) = leaving.ports.iter().find(has_socket) else { continue };
-            let stays = leaving.sockets.contains_key(&conf.socket);
+            let stays = leaving.next(own, wanted.carries).is_some();
             let before = self.socket_of(user).map(|(_, before)| &before.access);
-            if stays && before != Some(&conf.access) {
-                let wanted = super::permissions(&spec.name, &conf.access)?;
+            if stays && before != Some(&wanted.access) {
+                let wanted = super::permissions(&spec.name, &wanted.access)?;
                 undo.permissions.extend(self.permit(user, &wanted)?.map(|old| (user.clone(), old)));
             }
         }
@@ -319,9 +330,9 @@ impl System {
     }
 
     /// The listener of a port, and its settings.
-    fn socket_of(&self, name: &str) -> Option<(&Listener, &VhostUser)> {
-        let Attach::VhostUser(vhost) = &self.ports.get(name)?.attach else { return None };
-        Some((vhost.listener.as_ref()?, &vhost.conf))
+    fn socket_of(&self, name: &str) -> Option<(&Listener, &Address)> {
+        let end = self.ports.get(name)?.attach.endpoint()?;
+        Some((end.listener.as_ref()?, &end.address))
     }
 
     /// Changes the permissions of a port's socket; returns those before.
@@ -430,9 +441,7 @@ impl System {
             }
         }
         for Prepared { state, .. } in undo.ports {
-            if let Attach::VhostUser(vhost) = &state.attach
-                && let Some(listener) = &vhost.listener
-            {
+            if let Some(listener) = state.attach.listener() {
                 self.unwatch(listener.as_fd(), &Event::Prepared(state.spec.name.clone()));
             }
         }
@@ -560,11 +569,11 @@ impl System {
 
 /// Gives a port the listener of its path, if a port that was removed had it.
 fn give_listener(state: &mut PortState, listeners: &mut BTreeMap<PathBuf, Listener>) {
-    if let Attach::VhostUser(vhost) = &mut state.attach
-        && vhost.listener.is_none()
-        && vhost.conf.role == Role::Server
+    if let Some(end) = state.attach.endpoint_mut()
+        && end.listener.is_none()
+        && let Some(own) = &end.address.own
     {
-        vhost.listener = listeners.remove(&vhost.conf.socket);
+        end.listener = listeners.remove(own);
     }
 }
 

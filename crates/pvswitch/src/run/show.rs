@@ -80,7 +80,7 @@ impl System {
             _ if state.port.active() > 0 && drain != Drain::Off => drain.name(),
             _ if !state.stalled_s(self.pool.now()).is_empty() => "stalled",
             _ if state.port.active() > 0 => "up",
-            Attach::VhostUser(vhost) if vhost.connection.is_none() => "unconnected",
+            attach if attach.endpoint().is_some() && !attach.is_connected() => "unconnected",
             Attach::VhostUser(_) => "no-driver",
             _ => "down",
         }
@@ -103,14 +103,17 @@ impl System {
             "rules": tenants::show(state),
             "account": accounts::account(state),
         });
+        if let Some(end) = state.attach.endpoint() {
+            value["connected"] = state.attach.is_connected().into();
+            value["connections"] = end.connections.into();
+            end.errors.show(&mut value);
+        }
         match &state.attach {
             Attach::VhostUser(vhost) => {
                 let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-                value["connected"] = vhost.connection.is_some().into();
-                value["connections"] = vhost.connections.into();
                 value["features"] = feature::names(guest.features).into();
-                vhost.errors.show(&mut value);
             }
+            Attach::Stream(_) => {}
             Attach::Tap(tap) => {
                 value["created"] = tap.created.into();
                 value["offloads"] = format!("{:?}", tap.offloads).into();

@@ -32,7 +32,7 @@ use super::{Attach, Event, RunError, System};
 use crate::config::Origin;
 use crate::demo::format::plural;
 use crate::http;
-use crate::spec::{PortSpec, Role};
+use crate::spec::PortSpec;
 use crate::worker::Served;
 
 /// Longest time for the old process to send the offer.
@@ -389,6 +389,10 @@ impl System {
                     result => result.map_err(|e| error(&format!("port '{}': {e}", port.name)))?,
                 }
             }
+            if let Some(socket) = port.stream {
+                let imported = self.import_stream(&port.name, socket, fds);
+                imported.map_err(|e| error(&format!("port '{}': {e}", port.name)))?;
+            }
             match (&port.xen, left.and_then(|left| left.lost.get(&port.id))) {
                 (Some(_), Some(why)) => {
                     tracing::warn!(port = port.name, "its vif is set up anew: {why}");
@@ -422,8 +426,7 @@ impl System {
         let watched = self.watch(connection.as_fd(), Event::Connection(name.into()));
         watched.map_err(|e| e.to_string())?;
         if let Some((_, _, vhost)) = self.vhost(name) {
-            vhost.since = Instant::now();
-            vhost.retry = None;
+            vhost.end.resume();
             vhost.connection = Some(connection);
             vhost.is_up = true;
         }
@@ -431,12 +434,15 @@ impl System {
     }
 
     fn import_records(&mut self, offer: &PortOffer) {
-        if let Some((_, _, vhost)) = self.vhost(&offer.name) {
-            if vhost.conf.role == Role::Client && vhost.connection.is_none() {
-                vhost.retry = Some(Instant::now());
+        let state = self.ports.get_mut(&offer.name);
+        let Some(attach) = state.map(|state| &mut state.attach) else { return };
+        let is_connected = attach.is_connected();
+        if let Some(end) = attach.endpoint_mut() {
+            if end.connects() && !is_connected {
+                end.retry = Some(Instant::now());
             }
-            vhost.connections = offer.connections;
-            vhost.errors = Errors::import(&offer.errors, offer.last_error.clone());
+            end.connections = offer.connections;
+            end.errors = Errors::import(&offer.errors, offer.last_error.clone());
         }
     }
 
@@ -452,9 +458,8 @@ impl System {
         let http = self.http.as_mut().and_then(|http| http.socket.as_mut());
         self.control.iter_mut().chain(http).for_each(Listener::own);
         for state in self.ports.values_mut() {
-            if let Attach::VhostUser(vhost) = &mut state.attach {
-                vhost.listener.iter_mut().for_each(Listener::own);
-            }
+            let end = state.attach.endpoint_mut();
+            end.into_iter().flat_map(|end| &mut end.listener).for_each(Listener::own);
         }
     }
 
@@ -475,6 +480,8 @@ impl System {
         let mut failed = None;
         if matches!(state.attach, Attach::Xen(_)) {
             self.resume_vif(name, handed.vif.as_ref());
+        } else if matches!(state.attach, Attach::Stream(_)) {
+            self.resume_stream(name, &handed.stream, frames);
         } else if let Attach::VhostUser(vhost) = &mut state.attach
             && let Some(connection) = &mut vhost.connection
         {
@@ -486,12 +493,18 @@ impl System {
             };
             failed = resumed.err();
         }
-        if let Some(Attach::Tap(tap)) = self.ports.get(name).map(|state| &state.attach) {
-            let unsent = handed.unsent.iter().map(|queue| {
-                let frames = queue.iter().filter_map(|frame| bytes_of(frame, frames));
-                frames.map(|(hdr, bytes)| (hdr, bytes.to_vec())).collect()
-            });
-            tap.restore_unsent(&unsent.collect::<Vec<_>>());
+        let unsent = handed.unsent.iter().map(|queue| {
+            let frames = queue.iter().filter_map(|frame| bytes_of(frame, frames));
+            frames.map(|(hdr, bytes)| (hdr, bytes.to_vec())).collect()
+        });
+        let unsent: Vec<Vec<(VnetHdr, Vec<u8>)>> = unsent.collect();
+        match self.ports.get(name).map(|state| &state.attach) {
+            Some(Attach::Tap(tap)) => tap.restore_unsent(&unsent),
+            Some(Attach::Stream(stream)) => {
+                let frames = unsent.into_iter().flatten().map(|(_, frame)| frame);
+                stream.restore_unsent(&frames.collect::<Vec<_>>());
+            }
+            _ => {}
         }
         self.restore_held(name, handed, frames);
         if let Some(error) = failed {

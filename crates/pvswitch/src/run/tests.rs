@@ -55,7 +55,7 @@ fn add(system: &mut System, dir: &Path, name: &str) {
 /// Connects a front-end to a port. Returns it and its epoch.
 fn attach(system: &mut System, dir: &Path, name: &str) -> (UnixStream, u64) {
     let front = UnixStream::connect(dir.join(name)).unwrap();
-    system.accept_guest(name);
+    system.accept_peer(name);
     assert!(is_attached(system, name));
     (front, system.ports[name].port.epoch())
 }

@@ -25,6 +25,7 @@ use super::handover::{
     Address, Counters, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply,
     VERSION, decode, encode,
 };
+use super::stream::StreamHanded;
 use super::takeover::LEFT_BY;
 use super::vifs as xen;
 use super::{Attach, Hypervisor, PortState, RunError, System, XenBus};
@@ -242,12 +243,20 @@ impl System {
             let held = state.port.egress.iter().map(held).collect();
             let unsent = match &state.attach {
                 Attach::Tap(tap) => tap.unsent(),
+                Attach::Stream(stream) => {
+                    let frames = stream.unsent().into_iter();
+                    vec![frames.map(|frame| (VnetHdr::NONE, frame)).collect()]
+                }
                 _ => Vec::new(),
             };
             let unsent = unsent.into_iter().map(|frames| {
                 frames.into_iter().map(|(hdr, frame)| add(bytes, &hdr, &frame, None)).collect()
             });
             let unsent = unsent.collect();
+            let stream = match &state.attach {
+                Attach::Stream(stream) => stream.handed(bytes),
+                _ => StreamHanded::default(),
+            };
             let positions = match &mut state.attach {
                 Attach::VhostUser(vhost) => vhost.connection.as_mut(),
                 _ => None,
@@ -261,7 +270,7 @@ impl System {
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
             let name = state.spec.name.clone();
-            PortHanded { name, positions, vif, ingress, egress, held, unsent }
+            PortHanded { name, positions, vif, ingress, egress, held, unsent, stream }
         });
         let ports = ports.collect();
         Handed { stopped_ns, ports, addresses }
@@ -287,15 +296,18 @@ pub(super) fn port_offer<'a>(
 ) -> PortOffer {
     let mut offer =
         PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
+    if let Some(end) = state.attach.endpoint() {
+        offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
+        offer.connections = end.connections;
+        (offer.errors, offer.last_error) = end.errors.export();
+    }
     match &state.attach {
         Attach::VhostUser(vhost) => {
-            offer.listener = vhost.listener.as_ref().map(|listener| listener_state(listener, fds));
             let connection = vhost.connection.as_ref();
             let connection = connection.filter(|c| parts || !c.is_within_message());
             offer.connection = connection.map(|connection| connection.export(fds));
-            offer.connections = vhost.connections;
-            (offer.errors, offer.last_error) = vhost.errors.export();
         }
+        Attach::Stream(stream) => offer.stream = stream.export(fds, parts),
         Attach::Tap(tap) => {
             let queues = tap.fds.iter().map(|fd| export_fd(fds, fd.as_fd()));
             offer.tap = Some((queues.collect(), tap.created));

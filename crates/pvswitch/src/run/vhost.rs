@@ -3,30 +3,23 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use os::Backoff;
-use os::{Carries, Listener};
 use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
 use switch::schedule::token;
+use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
 use vhost_user::device::Device;
-use vhost_user::foreign;
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 
-use super::accounts::Errors;
+use super::endpoint::Endpoint;
 use super::reload::{Leaving, Prepared};
 use super::{Attach, Event, Ingress, PortState, RunError, System};
-use crate::limit::PortLog;
 use crate::pool::Pool;
 use crate::ports::{Guest, PortHost};
-use crate::spec::{PortSpec, Role, VhostUser};
-
-/// A connection that lasted this long resets the back-off.
-const LASTING: Duration = Duration::from_secs(2);
+use crate::spec::{PortSpec, VhostUser};
 
 /// A vhost-user port, its ingress queues and its state.
 type VhostRef<'a> = (&'a Arc<Port>, &'a [Ingress], &'a mut VhostPort);
@@ -35,18 +28,10 @@ pub(super) struct VhostPort {
     pub(super) conf: VhostUser,
     pub(super) pairs: Vec<Pair>,
     pub(super) guest: Arc<Mutex<Guest>>,
-    pub(super) log: Arc<PortLog>,
-    pub(super) listener: Option<Listener>,
+    pub(super) end: Endpoint,
     pub(super) connection: Option<Connection>,
     /// Whether its rings ran after the last message.
     pub(super) is_up: bool,
-    pub(super) backoff: Backoff,
-    /// Time of the connection.
-    pub(super) since: Instant,
-    /// Client mode: when to connect again.
-    pub(super) retry: Option<Instant>,
-    pub(super) connections: u64,
-    pub(super) errors: Errors,
 }
 
 impl System {
@@ -60,44 +45,16 @@ impl System {
         let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
         let egress = pairs.iter().map(Pair::egress_queue).collect();
         let port = Arc::new(self.make_port(id, &spec.name, egress));
-        let listener = match conf.role {
-            // It gets the listener of a port that is being removed.
-            Role::Server if leaving.sockets.contains_key(&conf.socket) => None,
-            Role::Server if self.inherited.listeners.contains_key(&spec.name) => {
-                let listener = self.inherited.listeners.remove(&spec.name);
-                if let Some(listener) = &listener {
-                    self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
-                }
-                listener
-            }
-            Role::Server => {
-                if let Some(by) = self.listens_at(&conf.socket) {
-                    let (name, socket) = (spec.name.clone(), conf.socket.clone());
-                    return Err(RunError::OwnSocket { name, socket, by });
-                }
-                let permissions = super::permissions(&spec.name, &conf.access)?;
-                let what = format!("port '{}'", spec.name);
-                let listener = self.listen(&what, &conf.socket, &permissions)?;
-                self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
-                Some(listener)
-            }
-            Role::Client => None,
-        };
+        let end = self.make_endpoint(spec, &port.account, leaving)?;
         let ingress = pairs.iter().enumerate();
         let ingress = ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
         let vhost = VhostPort {
             conf: conf.clone(),
             pairs,
             guest: Arc::default(),
-            log: Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.clock())),
-            listener,
+            end,
             connection: None,
             is_up: false,
-            backoff: Backoff::default(),
-            since: Instant::now(),
-            retry: None,
-            connections: 0,
-            errors: Errors::default(),
         };
         let attach = Attach::VhostUser(Box::new(vhost));
         Ok(Prepared::new(PortState::new(spec, port, ingress, attach)))
@@ -111,44 +68,12 @@ impl System {
         }
     }
 
-    pub(super) fn accept_guest(&mut self, name: &str) {
-        let now = self.pool.now();
-        let Some((port, _, vhost)) = self.vhost(name) else { return };
-        let account = Arc::clone(&port.account);
-        // Charged before it is accepted, so that the connections of one port leave time for
-        // others'.
-        if !account.connections.spend(now) {
-            let at = self.instant(account.connections.next(now));
-            return self.suspend_until(Event::Listener(name.into()), at);
-        }
-        let charge = match account.descriptors.charge(1) {
-            Ok(charge) if foreign::unpaid() == 0 => charge,
-            Ok(_) => return self.suspend(Event::Listener(name.into())),
-            Err(over) => {
-                vhost.log.warn(format_args!("cannot accept a front-end: {over}"));
-                return self.suspend(Event::Listener(name.into()));
-            }
-        };
-        let stream = match vhost.listener.as_ref().map(Listener::accept) {
-            Some(Ok(Some(socket))) => UnixStream::from(socket),
-            Some(Err(error)) => {
-                vhost.log.warn(format_args!("{error}"));
-                self.suspend(Event::Listener(name.into()));
-                return;
-            }
-            _ => return,
-        };
-        if vhost.connection.is_some() {
-            // Closed at once, so that the front-end notices; the connected guest keeps its port.
-            vhost.log.warn(format_args!("rejected a second front-end: one is connected already"));
-            os::shutdown(stream.as_fd());
-            foreign::close((stream, charge), &account);
-            return;
-        }
-        self.attach(name, stream, Some(charge));
-    }
-
-    fn attach(&mut self, name: &str, stream: UnixStream, charge: Option<Charge>) {
+    pub(super) fn attach_front_end(
+        &mut self,
+        name: &str,
+        stream: UnixStream,
+        charge: Option<Charge>,
+    ) {
         let pool = Arc::clone(&self.pool);
         let Some((port, ingress, vhost)) = self.vhost(name) else { return };
         let (device, options, permissions) = backend_of(port, ingress, vhost, pool);
@@ -163,10 +88,8 @@ impl System {
         }
         self.touch(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
-        vhost.log.info(format_args!("front-end connected"));
-        vhost.since = Instant::now();
-        vhost.retry = None;
-        vhost.connections += 1;
+        vhost.end.log.info(format_args!("front-end connected"));
+        vhost.end.begin();
         vhost.connection = Some(connection);
     }
 
@@ -177,13 +100,13 @@ impl System {
         let Some(connection) = &mut vhost.connection else { return };
         let turn = connection.on_readable_at(now);
         for refused in connection.take_refusals() {
-            vhost.log.warn(format_args!("refused: {refused}"));
-            vhost.errors.count(refused.cause(), refused.to_string());
+            vhost.end.log.warn(format_args!("refused: {refused}"));
+            vhost.end.errors.count(refused.cause(), refused.to_string());
         }
         match turn {
             Err(end) => {
                 if let Some(cause) = end.cause() {
-                    vhost.errors.count(cause, end.to_string());
+                    vhost.end.errors.count(cause, end.to_string());
                 }
                 return self.disconnect(name, &end.to_string());
             }
@@ -229,17 +152,18 @@ impl System {
             return;
         }
         let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
-        let features = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
+        let accepted = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
             Attach::VhostUser(vhost) => {
                 let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-                Some(guest.features).filter(|features| *features != 0)
+                Some(guest.features).filter(|features| *features != 0).map(takes)
             }
+            Attach::Stream(_) => Some(Offloads::default()),
             _ => None,
         });
-        let Some(features) = features else { return };
+        let Some(accepted) = accepted else { return };
         for state in self.ports.values_mut().filter(|p| wired(p)) {
             if let Attach::Tap(tap) = &mut state.attach
-                && let Err(error) = tap.follow(&takes(features))
+                && let Err(error) = tap.follow(&accepted)
             {
                 tracing::warn!(port = state.spec.name, "cannot change offloads: {error}");
             }
@@ -248,23 +172,17 @@ impl System {
 
     /// Ends a guest's connection, if there is one; in client mode a retry is scheduled.
     pub(super) fn disconnect(&mut self, name: &str, why: &str) {
+        self.disconnect_stream(name, why);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = vhost.connection.take() else { return };
         vhost.is_up = false;
         self.touch(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
-        // After a short connection the back-off stays: a guest with broken rings would otherwise be
-        // connected in a loop.
-        if vhost.since.elapsed() > LASTING {
-            vhost.backoff.reset();
-        }
-        if vhost.conf.role == Role::Client {
-            vhost.retry = Some(Instant::now() + vhost.backoff.next(jitter()));
-        }
+        vhost.end.end();
         if let Ok(mut guest) = vhost.guest.lock() {
             *guest = Guest::default();
         }
-        vhost.log.info(format_args!("front-end disconnected: {why}"));
+        vhost.end.log.info(format_args!("front-end disconnected: {why}"));
         self.unwatch(connection.as_fd(), &Event::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
@@ -279,34 +197,6 @@ impl System {
             self.fdb.flush_learned(id);
         }
     }
-
-    pub(super) fn connect(&mut self, name: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        match os::connect(&vhost.conf.socket, Carries::Stream) {
-            Ok(socket) => {
-                let charge = vhost.log.account().descriptors.charge(1).ok();
-                self.attach(name, socket.into(), charge);
-            }
-            Err(error) => {
-                let delay = vhost.backoff.next(jitter());
-                vhost.retry = Some(Instant::now() + delay);
-                tracing::debug!("port {name}: {error}{}", vhost_user::advice(&error));
-            }
-        }
-    }
-
-    pub(super) fn retry_due(&mut self) {
-        let now = Instant::now();
-        let due = |p: &PortState| match &p.attach {
-            Attach::VhostUser(v) => v.retry.is_some_and(|at| at <= now),
-            _ => false,
-        };
-        let names: Vec<_> =
-            self.ports.iter().filter(|(_, p)| due(p)).map(|(n, _)| n.clone()).collect();
-        for name in names {
-            self.connect(&name);
-        }
-    }
 }
 
 /// A connection's device, and the settings of its back-end.
@@ -317,7 +207,7 @@ pub(super) fn backend_of(
     pool: Arc<Pool>,
 ) -> (Box<dyn Device>, backend::Options, backend::Permissions) {
     let pairs = vhost.pairs.clone();
-    let (guest, log) = (Arc::clone(&vhost.guest), Arc::clone(&vhost.log));
+    let (guest, log) = (Arc::clone(&vhost.guest), Arc::clone(&vhost.end.log));
     let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
     let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
     let options = NetOptions {
@@ -330,9 +220,4 @@ pub(super) fn backend_of(
     let account = Arc::clone(&port.account);
     let protocol_features = backend::PROTOCOL_FEATURES;
     (device, backend::Options { protocol_features, account }, vhost.conf.permissions)
-}
-
-/// Spreads the reconnects of many ports in time.
-pub(super) fn jitter() -> u32 {
-    Instant::now().elapsed().subsec_nanos() ^ std::process::id()
 }

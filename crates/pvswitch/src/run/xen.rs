@@ -20,8 +20,8 @@ use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
+use super::endpoint::jitter;
 use super::reload::Leaving;
-use super::vhost::jitter;
 use super::vifs::XenInherited;
 use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;

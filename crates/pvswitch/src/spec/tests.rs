@@ -64,10 +64,12 @@ fn permissions_of_sockets_do_not_depend_on_the_umask() {
     let none = of(",socket-group=pvs-none").unwrap_err();
     assert!(none.contains("socket-group=pvs-none: this machine has no such group"), "{none}");
     let client = error_of_client("socket-group=kvm");
-    assert!(client.contains("socket-group: with mode=client the front-end makes"), "{client}");
+    assert!(client.contains("socket-group: with mode=client the peer makes"), "{client}");
     assert!(error_of_client("socket-mode=0660").contains("socket-mode: with mode=client"));
     assert!(error("a=vhost-user:/a,socket-mode=0060").contains("socket-mode=0060: use perm"));
-    assert!(error("a=tap:t0,socket-mode=0660").contains("but of vhost-user, xen-local;"));
+    assert!(
+        error("a=tap:t0,socket-mode=0660").contains("but of vhost-user, stream, dgram, xen-local;")
+    );
 }
 
 fn error_of_client(option: &str) -> String {

@@ -174,7 +174,28 @@ fn link(port: &Value) -> Vec<Finding> {
         "unconnected" if kind.ends_with("mode=client") => one(
             "unconnected",
             format!("no process listens at its socket: {kind}{error}"),
-            "start the virtual machine with this socket as the server; the switch retries".into(),
+            "start what listens there, a virtual machine or passt, with this socket as the server; \
+             the switch retries"
+                .into(),
+        ),
+        "unconnected" if kind.starts_with("dgram:") => one(
+            "unconnected",
+            format!("its peer has no socket: {kind}{error}"),
+            "start the peer, whose own socket (QEMU: `local.path`) is that of peer=; the switch \
+             retries"
+                .into(),
+        ),
+        "unconnected" if kind == "passt" => one(
+            "unconnected",
+            format!("passt is not running{error}"),
+            "see the log of the switch for why it ended; the switch starts it again".into(),
+        ),
+        "unconnected" if kind.starts_with("stream:") => one(
+            "unconnected",
+            format!("no peer is connected to its socket: {kind}{error}"),
+            "start what connects to it (QEMU: `-netdev stream,server=off`); check that its user \
+             may open it (`ls -l`, socket-mode=, socket-group=)"
+                .into(),
         ),
         "unconnected" => one(
             "unconnected",

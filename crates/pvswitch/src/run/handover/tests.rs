@@ -19,8 +19,10 @@ fn frames() -> impl Strategy<Value = Vec<Vec<Frame>>> {
 
 fn port() -> impl Strategy<Value = PortHanded> {
     let positions = proptest::collection::vec(any::<(u16, u32)>(), 0..4);
-    (positions, counters(), counters(), frames(), frames()).prop_map(
-        |(positions, ingress, egress, held, unsent)| PortHanded {
+    let stream = any::<((usize, usize), (usize, usize), bool)>()
+        .prop_map(|(unread, unsent, ended)| StreamHanded { unread, unsent, ended });
+    (positions, counters(), counters(), frames(), frames(), stream).prop_map(
+        |(positions, ingress, egress, held, unsent, stream)| PortHanded {
             name: "p".into(),
             positions,
             vif: None,
@@ -28,6 +30,7 @@ fn port() -> impl Strategy<Value = PortHanded> {
             egress,
             held,
             unsent,
+            stream,
         },
     )
 }
