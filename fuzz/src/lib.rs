@@ -9,6 +9,7 @@ pub mod http_request;
 pub mod mutate;
 pub mod poll_policy;
 pub mod ring_image;
+pub mod stream_frames;
 pub mod vhost_user_stream;
 pub mod vnet_frame;
 pub mod xen_ring;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
 use pvswitch_fuzz::{
-    http_request, poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring, xenstore,
+    http_request, poll_policy, ring_image, stream_frames, vhost_user_stream, vnet_frame, xen_ring,
+    xenstore,
 };
 
 /// How long each target runs, in ms.
@@ -68,6 +69,18 @@ fn ring_image_holds_and_reaches_every_fault() {
         "UsedLen",
     ];
     assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn stream_frames_holds_and_finds_frames_rests_and_bad_lengths() {
+    let (mut frames, mut rests, mut bad) = (0, 0, 0);
+    assert_holds("stream_frames", stream_frames::seeds(), |data| {
+        let seen = stream_frames::explore(data);
+        frames += seen.frames;
+        rests += usize::from(seen.rest > 0);
+        bad += usize::from(seen.bad.is_some());
+    });
+    assert!(frames > 0 && rests > 0 && bad > 0, "{frames} {rests} {bad}");
 }
 
 #[test]

@@ -43,7 +43,10 @@ const ARROWS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("sim", &["vhost-user", "xen-netif", "uplink", "ring", "switch", "shm", "os"]),
-    ("fuzz", &["api", "xen-netif", "xen-local", "vhost-user", "ring", "switch", "shm", "os"]),
+    (
+        "fuzz",
+        &["api", "xen-netif", "xen-local", "vhost-user", "uplink", "ring", "switch", "shm", "os"],
+    ),
     ("plugin", &["api"]),
     ("xtask", &["api"]),
 ];
