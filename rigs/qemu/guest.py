@@ -15,7 +15,7 @@ IMAGE_PACKAGES = "busybox-static iperf3 libiperf0 libsctp1 libssl3 libc6 ethtool
 # In the order of insmod.
 MODULES = """
     virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci
-    failover net_failover virtio_net virtio_console
+    failover net_failover virtio_net virtio_console af_packet
 """.split()
 
 # The kernel's command line carries guest_ip= and guest_mtu=; everything else comes as commands.
@@ -37,7 +37,7 @@ for word in $(cat /proc/cmdline); do
 done
 ip link set lo up
 [ -n "$guest_mtu" ] && ip link set eth0 mtu "$guest_mtu"
-ip addr add "$guest_ip/24" dev eth0
+[ "$guest_ip" = dhcp ] || ip addr add "$guest_ip/24" dev eth0
 ip link set eth0 up
 
 # The agent. Not on a UART: an emulated one loses characters when the machine is busy.
@@ -103,19 +103,21 @@ class Guest(agent.Agent):
     """One virtual machine with one vhost-user NIC."""
 
     def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2,
-                 memory="256M", more=()):  # fmt: skip
+                 memory="256M", more=(), netdev=None, mac=None, netns=None, prefix=(), console=None):  # fmt: skip
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
-        and reconnects every second after the back-end disconnected. `more`: further words for QEMU."""
+        and reconnects every second after the back-end disconnected. `more`: further words for QEMU.
+        `netdev`: another one than vhost-user, without shared memory. `prefix`: words before QEMU's name."""
         self.ip = ip
         kernel, image = build_image()
         agent_socket = r.socket_path(f"{name}.agent")
         chardev = f"socket,id=nic,path={nic_socket}" + (",server=on,wait=off" if listen else ",reconnect=1")
-        netdev = f"vhost-user,id=net,chardev=nic,queues={queues}"
+        shares = netdev is None
+        netdev = netdev or f"vhost-user,id=net,chardev=nic,queues={queues}"
         # vectors=0: no MSI-X. QEMU 7.2 dies of a segmentation fault (vhost_net_start) when a guest
         # under emulation brings up a vhost-user NIC with MSI-X. Linux then uses one shared INTx
         # line for all virtqueues, which also carries several queue pairs (mq=on): each interrupt
         # polls all of them. romfile=: nothing boots from this NIC, so no option ROM is needed.
-        device = f"virtio-net-pci,netdev=net,mac=02:00:00:00:00:0{ip[-1]},vectors=0,romfile="
+        device = f"virtio-net-pci,netdev=net,mac={mac or f'02:00:00:00:00:0{ip[-1]}'},vectors=0,romfile="
         if queues > 1:
             device += ",mq=on"
         if mtu:
@@ -125,18 +127,18 @@ class Guest(agent.Agent):
         # init_on_alloc=0: else the kernel writes each page before the switch does, which hides marks that are missing.
         words = f"console=ttyS0 panic=-1 mitigations=off init_on_alloc=0 guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
         process = r.start(f"guest-{name}", [
-            "qemu-system-x86_64", "-nodefaults", "-display", "none",
+            *prefix, "qemu-system-x86_64", "-nodefaults", "-display", "none",
             "-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=128",
             "-cpu", "max", "-smp", str(cpus), "-m", memory,
             # vhost-user: the back-end maps the guest's memory, so it must be shared.
             "-object", f"memory-backend-memfd,id=memory,size={memory},share=on",
             "-kernel", kernel, "-initrd", image, "-append", words,
-            "-chardev", chardev, "-netdev", netdev, "-device", device,
-            "-serial", f"file:{r.out / f'console-{name}.log'}",
+            *(["-chardev", chardev] if shares else []), "-netdev", netdev, "-device", device,
+            "-serial", f"file:{console or r.out / f'console-{name}.log'}",
             "-chardev", f"socket,id=agent,path={agent_socket},server=on,wait=off",
             "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent",
             *more,
-        ])  # fmt: skip
+        ], netns=netns)  # fmt: skip
         super().__init__(r, name, agent_socket, process)
 
     def reboot(self):
