@@ -297,6 +297,9 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
         }
         _ => {}
     }
+    if port["dirty_log"] == true {
+        lines.push("migrates: pages written to its memory are logged".into());
+    }
     if port["xen"].is_object() {
         lines.push(vif(&port["xen"]));
     } else if let Some(s) = port["stalled_s"].as_u64() {

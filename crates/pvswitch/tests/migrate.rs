@@ -237,6 +237,10 @@ fn migrate(logged: bool) -> bool {
     if logged {
         old.number(R::SET_FEATURES, FEATURES | feature::LOG_ALL, &[]);
     }
+    let logs = ["a", "b", "c"].map(|name| switch.port("show", name)["dirty_log"] == true);
+    assert_eq!(logs, [false, logged, false]);
+    let shown = String::from_utf8(switch.ctl(&["show"]).stdout).unwrap();
+    assert_eq!(shown.contains("migrates: pages written"), logged, "{shown}");
     old.copy(0, LEN, &new);
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(5));

@@ -168,6 +168,11 @@ fn port() -> Value {
         vec![
             ("connected", flag(), "vhost-user: whether a front-end is connected"),
             ("connections", count(), "vhost-user: front-ends so far"),
+            (
+                "dirty_log",
+                flag(),
+                "vhost-user: whether written pages are logged: the guest migrates",
+            ),
             ("features", list(text()), "vhost-user: negotiated features"),
             ("errors", map(count()), "vhost-user: errors of front-ends by cause"),
             ("last_error", maybe(text()), "vhost-user: the last one"),

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use switch::tuning::Drain;
+use vhost_user::connection::Connection;
 use vhost_user::feature;
 
 use super::{Attach, PortState, System, accounts, flaps, tenants};
@@ -111,6 +112,8 @@ impl System {
         match &state.attach {
             Attach::VhostUser(vhost) => {
                 let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                let logs = |connection: &Connection| connection.backend().is_logging();
+                value["dirty_log"] = vhost.connection.as_ref().is_some_and(logs).into();
                 value["features"] = feature::names(guest.features).into();
             }
             Attach::Stream(_) => {}
