@@ -11,7 +11,7 @@ mod mirrors;
 mod text;
 mod toml;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::Serialize;
@@ -201,9 +201,15 @@ impl Config {
         found
     }
 
-    /// Finds what is valid, and separates tenants less than it seems to: transparent ports beside
-    /// ports with VLANs.
+    /// Finds what is valid, and probably not meant: transparent ports beside ports with VLANs, and
+    /// ports of one VLAN that own the same MAC address.
     pub fn warnings(&self) -> Vec<(Part, String)> {
+        let mut found = self.transparent_beside_vlans();
+        found.extend(self.shared_macs());
+        found
+    }
+
+    fn transparent_beside_vlans(&self) -> Vec<(Part, String)> {
         let is_mirror_port =
             |name: &str| self.ports.iter().any(|p| p.text(MIRROR_TO).as_deref() == Some(name));
         let (transparent, others): (Vec<_>, Vec<_>) =
@@ -220,6 +226,30 @@ impl Config {
             (Part::Port(name.clone()), what)
         };
         warned.map(warning).collect()
+    }
+
+    fn shared_macs(&self) -> Vec<(Part, String)> {
+        let mut owners = HashMap::new();
+        let mut found = Vec::new();
+        for port in &self.ports {
+            let vids = port.vids();
+            // One warning for an address, however many VLANs the ports share.
+            for mac in port.macs("mac") {
+                let other = vids.iter().find_map(|vid| owners.get(&(*vid, mac)).copied());
+                if let Some(other) = other.filter(|other| *other != &port.name) {
+                    let name = &port.name;
+                    let address = Value::Macs(vec![mac]);
+                    let what = format!(
+                        "port '{name}': mac={address} is also that of port '{other}', in the same \
+                         VLAN: frames for it go to the port that sent last, unless only one of \
+                         them is up"
+                    );
+                    found.push((Part::Option(name.clone(), "mac"), what));
+                }
+                owners.extend(vids.iter().map(|vid| ((*vid, mac), &port.name)));
+            }
+        }
+        found
     }
 }
 

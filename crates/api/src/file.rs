@@ -41,7 +41,7 @@ pub(crate) use self::json::setting;
 pub use crate::invalid::Invalid;
 
 /// Most errors that are reported.
-const PROBLEMS_MAX: usize = 20;
+pub const PROBLEMS_MAX: usize = 20;
 /// Keys that a file of the include directory may have.
 const INCLUDED: [&str; 2] = ["port", "static"];
 

@@ -319,6 +319,17 @@ impl PortText {
         !has_vlan && self.value("trunk").is_none_or(|value| value.vlans().is_empty())
     }
 
+    /// VLANs whose frames it carries, 0 for untagged frames of ports without VLANs.
+    pub fn vids(&self) -> Vec<u16> {
+        if self.is_transparent() {
+            return vec![0];
+        }
+        let untagged = ["vlan", "native"].into_iter().filter_map(|name| self.value(name)?.vlan());
+        let mut vids: Vec<_> = untagged.collect();
+        vids.extend(self.value("trunk").iter().flat_map(|value| value.vlans()));
+        vids
+    }
+
     /// The names of an option; empty unless given.
     pub fn names(&self, name: &str) -> Vec<&'static str> {
         match self.value(name) {

@@ -132,6 +132,9 @@ fn run_command(args: RunArgs) -> Result<(), AnyError> {
     }
     let (options, log) = options(args).map_err(|error| Usage(error.to_string()))?;
     log::init(log)?;
+    for (_, warning) in options.config.warnings().into_iter().take(api::file::PROBLEMS_MAX) {
+        tracing::warn!("{warning}");
+    }
     Ok(run::run(options, start)?)
 }
 
