@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Dir, Switch, pvswitch};
 
@@ -246,6 +247,21 @@ fn guests_that_cannot_connect() {
     for (args, want) in bad {
         fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
     }
+}
+
+#[test]
+fn a_guest_that_waits_for_its_switch_prints_what_to_start() {
+    let dir = Dir::new();
+    let mut waits = pvswitch();
+    waits.args(["gen", "--connect", &format!("vhost-user:{}", dir.text("a"))]);
+    let mut child = waits.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let advice = "no process listens there; start the other side first, or listen here \
+                  (mode=server), and connect from there (mode=client)";
+    assert!(line.contains("waiting for the switch") && line.contains(advice), "{line}");
 }
 
 #[test]

@@ -38,7 +38,10 @@ use os::SocketError;
 /// appended to the error's own text.
 pub fn advice(error: &SocketError) -> &'static str {
     match error {
-        SocketError::NoListener(_) => ", or swap mode=client and mode=server",
+        // Only a side that connects gets this error.
+        SocketError::NoListener(_) => {
+            ", or listen here (mode=server), and connect from there (mode=client)"
+        }
         SocketError::NoPeer(_) => "; is the other side in client mode?",
         _ => "",
     }
