@@ -86,7 +86,7 @@ pub fn measure(
         progress.begin(format!("{} repeat {}", turn.cell, turn.repeat + 1), expected);
         if session.missing.contains(&turn.cell) {
             session.ended.skipped += 1;
-            progress.end("skipped");
+            progress.pass();
             continue;
         }
         let run = start(study, turn, plan.seconds, stage, probe.clone());
@@ -192,13 +192,13 @@ impl Session {
                 self.missing.push(turn.cell.clone());
                 self.ended.skipped += 1;
                 let why = one_line(&why);
-                let reported = self.reasons.contains(&why);
-                progress.end(&if reported {
-                    "skipped, as before".into()
+                // One line per reason: it is the same for most cells.
+                if self.reasons.contains(&why) {
+                    progress.pass();
                 } else {
-                    format!("skipped: {why}")
-                });
-                self.reasons.insert(why);
+                    progress.end(&format!("skipped: {why}"));
+                    self.reasons.insert(why);
+                }
             }
             Err(Fail::Cell(why)) => {
                 self.ended.failed += 1;

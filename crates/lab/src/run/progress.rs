@@ -52,8 +52,7 @@ impl Progress {
 
     /// Records the end of a run.
     pub fn end(&mut self, outcome: &str) {
-        self.over_s += self.this_s;
-        self.this_s = 0.0;
+        self.pass();
         let line = format!("{}/{} {}: {outcome}", self.number, self.count, self.what);
         if self.bar.is_some() {
             self.say(&line);
@@ -61,6 +60,12 @@ impl Progress {
         } else {
             eprintln!("{line}; {} left", self.left());
         }
+    }
+
+    /// Counts the run as done, without a line.
+    pub fn pass(&mut self) {
+        self.over_s += self.this_s;
+        self.this_s = 0.0;
     }
 
     /// Prints a message.

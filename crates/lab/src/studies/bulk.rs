@@ -4,7 +4,7 @@
 use crate::error::Fail;
 use crate::stage::{
     Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, PingPlan, Pings, Port, Process, Proto,
-    START_MAX_S, Stage, Switch, SwitchOptions, Window, Wire, sleep, wait_for,
+    START_MAX_S, Stage, Switch, SwitchOptions, Window, Wire, need, sleep, wait_for,
 };
 
 /// Warm-up before a window, once every guest has traffic, in seconds.
@@ -87,6 +87,8 @@ fn increase(before: &Counters, after: &Counters, name: &str) -> f64 {
 impl Bulk<'_> {
     /// Sets everything up, warms up, measures a window of `seconds`, and ends everything.
     pub fn run(&self, stage: &Stage, seconds: f64) -> Result<Done, Fail> {
+        // Before anything is started: a missing program skips all cells at once.
+        ["ping", "iperf3"].into_iter().try_for_each(need)?;
         let wire = Wire::new(stage, self.link)?;
         let guest = |i: usize| Port::guest(stage, &format!("g{i}"), self.proto, self.port);
         let ports: Vec<Port> = (0..self.guests).map(guest).collect();
