@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use common::{Dir, Switch, pvswitch};
+use common::{Dir, Switch, pvswitch, wait_for};
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
@@ -319,4 +319,44 @@ fn invalid_driver_settings() {
         let nic = ["nic", "--tap", "pvs-none", "--connect", &socket];
         fails(command(&[&nic, args].concat()), USAGE, &[want]);
     }
+}
+
+#[test]
+fn the_same_address_on_two_ports_of_a_vlan_is_a_warning_of_check_and_start() {
+    const MAC: &str = "mac = \"02:00:00:00:00:07\"";
+    let dir = Dir::new();
+    let port = |name: &str, options: &str| {
+        let socket = format!("socket = \"/x/{name}\"");
+        format!(
+            "[port.{name}]
+kind = \"vhost-user\"
+{socket}
+{MAC}
+{options}
+"
+        )
+    };
+    let of = |a: &str, b: &str| port("a", a) + &port("b", b);
+    let warned = |text: String| {
+        std::fs::write(dir.path("x.toml"), text).unwrap();
+        let out = command(&["check", &dir.text("x.toml")]).output().unwrap();
+        assert_eq!(out.status.code(), Some(0));
+        let text = String::from_utf8(out.stderr).unwrap();
+        text.matches("port 'b': mac=02:00:00:00:00:07 is also that of port 'a'").count()
+    };
+    for (a, b, warnings) in [
+        ("", "", 1),
+        ("vlan = 5", "vlan = 5", 1),
+        ("trunk = [4, 5]", "vlan = 5", 1),
+        ("trunk = [4]\nnative = 5", "vlan = 5", 1),
+        ("trunk = [4, 5]", "trunk = \"1-9\"", 1),
+        ("vlan = 5", "vlan = 6", 0),
+        ("vlan = 5", "", 0),
+        ("trunk = [4, 5]", "trunk = [6]\nnative = 7", 0),
+    ] {
+        assert_eq!(warned(of(a, b)), warnings, "{a} {b}");
+    }
+    let ports = ["a", "b"].map(|name| dir.port(name, ",vlan=5,mac=02:00:00:00:00:07"));
+    let switch = Switch::start(&dir, &[], &ports);
+    wait_for("the warning", || switch.log().contains("is also that of port 'a', in the same VLAN"));
 }

@@ -174,35 +174,6 @@ fn check_warns_of_a_port_without_vlan_beside_ports_with_one() {
 }
 
 #[test]
-fn the_same_address_on_two_ports_of_a_vlan_is_a_warning_of_check_and_start() {
-    const MAC: &str = "mac = \"02:00:00:00:00:07\"";
-    let dir = Dir::new();
-    let of =
-        |a: &str, b: &str| vhost("a", &format!("{MAC}\n{a}")) + &vhost("b", &format!("{MAC}\n{b}"));
-    let warned = |text: String| {
-        let out = check(&[&write(&dir, "x.toml", &text).display().to_string()]);
-        assert_eq!(out.status.code(), Some(0));
-        let text = String::from_utf8(out.stderr).unwrap();
-        text.matches("port 'b': mac=02:00:00:00:00:07 is also that of port 'a'").count()
-    };
-    for (a, b, warnings) in [
-        ("", "", 1),
-        ("vlan = 5", "vlan = 5", 1),
-        ("trunk = [4, 5]", "vlan = 5", 1),
-        ("trunk = [4]\nnative = 5", "vlan = 5", 1),
-        ("trunk = [4, 5]", "trunk = \"1-9\"", 1),
-        ("vlan = 5", "vlan = 6", 0),
-        ("vlan = 5", "", 0),
-        ("trunk = [4, 5]", "trunk = [6]\nnative = 7", 0),
-    ] {
-        assert_eq!(warned(of(a, b)), warnings, "{a} {b}");
-    }
-    let ports = ["a", "b"].map(|name| dir.port(name, ",vlan=5,mac=02:00:00:00:00:07"));
-    let switch = Switch::start(&dir, &[], &ports);
-    wait_for("the warning", || switch.log().contains("is also that of port 'a', in the same VLAN"));
-}
-
-#[test]
 fn check_reports_all_errors_and_opens_nothing() {
     let dir = Dir::new();
     let valid = write(&dir, "x.toml", &vhost("a", ""));
