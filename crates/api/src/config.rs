@@ -11,7 +11,7 @@ mod mirrors;
 mod text;
 mod toml;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -229,15 +229,18 @@ impl Config {
     }
 
     fn shared_macs(&self) -> Vec<(Part, String)> {
-        let mut owners = HashMap::new();
+        let mut owners: HashMap<_, Vec<&PortText>> = HashMap::new();
         let mut found = Vec::new();
         for port in &self.ports {
-            let vids = port.vids();
-            // One warning for an address, however many VLANs the ports share.
+            let shares_vlan = |other: &PortText| {
+                let vids: HashSet<u16> = port.vids().into_iter().collect();
+                other.name != port.name && other.vids().iter().any(|vid| vids.contains(vid))
+            };
+            // One warning for an address, however many VLANs and ports share it.
             for mac in port.macs("mac") {
-                let other = vids.iter().find_map(|vid| owners.get(&(*vid, mac)).copied());
-                if let Some(other) = other.filter(|other| *other != &port.name) {
-                    let name = &port.name;
+                let owners = owners.entry(mac).or_default();
+                if let Some(other) = owners.iter().find(|other| shares_vlan(other)) {
+                    let (name, other) = (&port.name, &other.name);
                     let address = Value::Macs(vec![mac]);
                     let what = format!(
                         "port '{name}': mac={address} is also that of port '{other}', in the same \
@@ -246,7 +249,7 @@ impl Config {
                     );
                     found.push((Part::Option(name.clone(), "mac"), what));
                 }
-                owners.extend(vids.iter().map(|vid| ((*vid, mac), &port.name)));
+                owners.push(port);
             }
         }
         found
