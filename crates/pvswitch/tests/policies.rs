@@ -89,7 +89,7 @@ fn invalid_settings_of_queues_are_rejected() {
     for (text, wants) in [
         (
             "\"poll/2\" = \"spin\"",
-            &["x.toml:1:1: port 'b': poll/2: there are 2 queue pairs, 0 to 1"],
+            &["x.toml:5:1: port 'b': poll/2: there are 2 queue pairs, 0 to 1"],
         ),
         ("\"call/a\" = \"spin\"", &["call/a=spin: use call/QUEUE, a queue pair's number, 0 to"]),
         ("\"call/1\" = \"spn\"", &["call/1=spn: unknown policy 'spn': use one of event, napi"]),
