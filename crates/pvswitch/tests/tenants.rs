@@ -235,7 +235,7 @@ fn invalid_rules_are_refused_and_change_nothing() {
         ("trunk=7", "port 'a': vlan=5 and trunk= exclude each other"),
         ("native=7", "port 'a': native=7 needs a trunk"),
         ("isolated=yes", "use off, on"),
-        ("ra=1", "ra=1 (did you mean 'on'?): use off, on"),
+        ("ra=1", "ra=1: use off, on"),
         ("isolted=on", "did you mean 'isolated'?"),
     ] {
         let error = error(&switch, &["set", "a", "weight=7", "isolated=off", setting]);
