@@ -757,7 +757,10 @@ fn missing_permission_and_closed_connections_are_reported() {
     std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o755)).unwrap();
     assert_eq!(refused.status.code(), Some(1));
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(text.contains("hypervisor: permission denied; run as root, or as the owner of the socket"), "{text}");
+    assert!(
+        text.contains("hypervisor: permission denied; run as root, or as the owner of the socket"),
+        "{text}"
+    );
     // Xenstore and the other end disconnect without notice.
     let mut guest = Gen::connect(&at, &["--mode", "sink"]);
     // Its handshake ends after that of the switch: with its first frame, at the latest.
