@@ -30,23 +30,13 @@ impl Priority {
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|priority| priority.name() == name)
     }
-
-    /// What permits it, for a process without CAP_SYS_NICE.
-    pub const fn permitted_by(self) -> &'static str {
-        match self {
-            Self::Normal => "nothing",
-            Self::Realtime => {
-                "RLIMIT_RTPRIO 1 (systemd: LimitRTPRIO=1, RestrictRealtime=no; shell: ulimit -r 1)"
-            }
-        }
-    }
 }
 
 /// Sets the priority of the calling thread; processes and threads that it starts do not inherit
 /// [`Priority::Realtime`].
 ///
 /// # Errors
-/// EPERM: see [`Priority::permitted_by`].
+/// EPERM: without CAP_SYS_NICE, RLIMIT_RTPRIO must be 1 or more.
 pub fn set_thread_priority(priority: Priority) -> io::Result<()> {
     match priority {
         Priority::Normal => Ok(()),

@@ -60,12 +60,12 @@ pub enum PoolError {
     /// A thread or its descriptors cannot be made.
     #[error("worker thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The process may not give them this priority.
+    /// The process may not give them real-time priority.
     #[error(
-        "--priority {}: {_1}: use --priority normal, or permit it by CAP_SYS_NICE or {}",
-        .0.name(), .0.permitted_by()
+        "--priority realtime: {0}: use --priority normal, or permit it by CAP_SYS_NICE or \
+         RLIMIT_RTPRIO 1 (systemd: LimitRTPRIO=1, RestrictRealtime=no; shell: ulimit -r 1)"
     )]
-    Priority(Priority, std::io::Error),
+    Realtime(std::io::Error),
 }
 
 /// The worker threads, and which of them serves each queue.
@@ -108,7 +108,7 @@ impl Pool {
             let scheduled = worker::spawn(i, cpu, priority, Arc::clone(&pool))?;
             if let Err(error) = scheduled {
                 pool.stop();
-                return Err(PoolError::Priority(priority, error));
+                return Err(PoolError::Realtime(error));
             }
         }
         Ok(pool)

@@ -6,9 +6,11 @@ use switch::time::{Instant, Ns};
 /// twentieth for which the kernel would otherwise stop it, at one go: 50 ms in each second
 /// (`kernel.sched_rt_runtime_us`; since Linux 6.12 the server of fair threads).
 const SHARE: u64 = 16;
-/// Shortest sleep: once in a millisecond. What waits for it is 1 % of the frames only if there are
-/// few, and waits no longer than for a wake-up.
+/// Shortest sleep, about once in a millisecond: as long as a wake-up takes.
 const REST: Ns = Ns::from_us(60);
+/// Longest sleep. More is not owed: a worker that did not run for a second (its virtual machine was
+/// paused, or it was frozen for an upgrade) cannot be told from one that did.
+const REST_MAX: Ns = Ns::from_us(120);
 
 /// Sleep that a worker owes to the other threads of its CPU.
 #[derive(Debug, Default)]
@@ -22,7 +24,7 @@ pub struct Rest {
 impl Rest {
     /// Time for which the worker, awake since the last call of any function, is to sleep now.
     pub fn due(&mut self, now: Instant) -> Option<Ns> {
-        self.owed += now - self.counted;
+        self.owed = (self.owed + (now - self.counted)).min(REST_MAX * SHARE);
         self.counted = now;
         let rest = self.owed / SHARE;
         (rest >= REST).then_some(rest)
@@ -75,6 +77,15 @@ mod tests {
         // Half of it.
         let (all, _) = slept(50_000, Ns::from_us(32), Ns::from_us(1));
         assert!((Ns::from_ms(45)..Ns::from_ms(52)).contains(&all), "{all:?}");
+    }
+
+    #[test]
+    fn worker_that_was_paused_rests_as_after_a_millisecond_of_work() {
+        let mut rest = Rest::default();
+        let minute = Instant::START + Ns::from_secs(60);
+        assert_eq!(rest.due(minute), Some(REST_MAX));
+        rest.record(minute, minute + REST_MAX);
+        assert_eq!(rest.due(minute + REST_MAX), None);
     }
 
     #[test]

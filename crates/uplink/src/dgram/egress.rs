@@ -12,7 +12,7 @@ use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
 use super::{BATCH, sys};
-use crate::stream::{Room, Socket, append};
+use crate::stream::{Room, Socket, append, append_parts};
 
 /// A connected datagram socket as a destination of frames.
 ///
@@ -153,14 +153,7 @@ impl Egress for DgramEgress {
         if !link.is_free() {
             return Ok(false);
         }
-        link.outbox.extend(head);
-        let mut at = link.outbox.len();
-        let body_len = body.iter().map(|seg| seg.len() as usize).sum::<usize>();
-        link.outbox.resize(at + body_len, 0);
-        for seg in body {
-            seg.read(&mut link.outbox[at..][..seg.len() as usize]);
-            at += seg.len() as usize;
-        }
+        append_parts(&mut link.outbox, head, body);
         link.ends.push(link.outbox.len());
         match link.send(&self.stats) {
             Sent::Frames(n) => Ok(n > 0),

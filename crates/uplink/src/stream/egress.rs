@@ -198,13 +198,7 @@ impl Egress for StreamEgress {
         }
         let len = head.len() as u32 + body.iter().map(|seg| seg.len()).sum::<u32>();
         link.add_length(len);
-        link.outbox.extend(head);
-        let mut at = link.outbox.len();
-        link.outbox.resize(at + len as usize - head.len(), 0);
-        for seg in body {
-            seg.read(&mut link.outbox[at..][..seg.len() as usize]);
-            at += seg.len() as usize;
-        }
+        append_parts(&mut link.outbox, head, body);
         count(&self.stats, link.is_broken, 1, u64::from(len));
         Ok(true)
     }
@@ -268,6 +262,16 @@ pub(crate) fn append(outbox: &mut Vec<u8>, burst: &Burst<'_>, pick: usize) {
     }
 }
 
+/// Appends a frame in parts.
+pub(crate) fn append_parts(outbox: &mut Vec<u8>, head: &[u8], body: &[Seg<'_>]) {
+    outbox.extend(head);
+    for seg in body {
+        let at = outbox.len();
+        outbox.resize(at + seg.len() as usize, 0);
+        seg.read(&mut outbox[at..]);
+    }
+}
+
 /// Counts frames that were sent, or dropped because the peer reads no more.
 fn count(stats: &EgressStats, is_broken: bool, frames: u64, bytes: u64) {
     if is_broken {
@@ -278,5 +282,5 @@ fn count(stats: &EgressStats, is_broken: bool, frames: u64, bytes: u64) {
     }
 }
 
-/// Whether `frame` may be sent: frames of the switch are shorter than the framing permits.
+/// Frames of the switch are shorter than the framing permits.
 const _: () = assert!((switch::frame::FRAME_LEN_MAX as usize) < FRAME_MAX);
