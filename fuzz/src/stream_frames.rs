@@ -57,29 +57,10 @@ pub fn explore(data: &[u8]) -> Seen {
 fn parse<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Seen) {
     let mut inbox = Inbox::new(LENGTH_LEN + FRAME_MAX);
     let (mut frames, mut seen) = (Vec::new(), Seen::default());
-    for mut part in parts {
-        while !part.is_empty() {
-            let room = inbox.room();
-            let len = room.len().min(part.len());
-            assert!(len > 0, "there is room while no frame is whole");
-            room[..len].copy_from_slice(&part[..len]);
-            inbox.fill(len);
-            part = &part[len..];
-            let mut at = inbox.first();
-            loop {
-                match inbox.frame(at) {
-                    Ok(Some(frame)) => {
-                        frames.push(inbox.of(&frame).to_vec());
-                        at = frame.end;
-                    }
-                    Ok(None) => break,
-                    Err(bad) => {
-                        seen = Seen { frames: frames.len(), rest: 0, bad: Some(bad) };
-                        return (frames, seen);
-                    }
-                }
-            }
-            inbox.remove_to(at);
+    for part in parts {
+        if let Err(bad) = inbox.add(part, |frame| frames.push(frame.to_vec())) {
+            seen = Seen { frames: frames.len(), rest: 0, bad: Some(bad) };
+            return (frames, seen);
         }
     }
     (seen.frames, seen.rest) = (frames.len(), inbox.unsent().len());

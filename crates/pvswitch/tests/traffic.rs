@@ -219,7 +219,7 @@ fn second_front_end_is_rejected_and_the_first_stays() {
     second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(second.read(&mut [0]).unwrap(), 0, "closed at once");
     first.wait_for_replies(&switch);
-    assert!(switch.log().contains("rejected a second front-end"));
+    assert!(switch.log().contains("rejected a second connection"));
     assert_eq!(switch.port("show", "a")["connections"], 1);
     first.end();
 }

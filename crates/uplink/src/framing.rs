@@ -104,6 +104,26 @@ impl Inbox {
         &self.bytes[frame.clone()]
     }
 
+    /// Adds bytes, and shows and removes each frame that is whole by then.
+    ///
+    /// # Errors
+    /// [`BadLength`]: the rest cannot be read.
+    pub fn add(&mut self, mut bytes: &[u8], mut show: impl FnMut(&[u8])) -> Result<(), BadLength> {
+        while !bytes.is_empty() {
+            let room = self.room();
+            let (now, later) = bytes.split_at(room.len().min(bytes.len()));
+            assert!(!now.is_empty(), "there is room while no frame is whole");
+            room[..now.len()].copy_from_slice(now);
+            self.fill(now.len());
+            bytes = later;
+            while let Some(frame) = self.frame(self.start)? {
+                show(self.of(&frame));
+                self.remove_to(frame.end);
+            }
+        }
+        Ok(())
+    }
+
     /// Removes all bytes up to `end`, the end of a frame.
     pub fn remove_to(&mut self, end: usize) {
         assert!((self.start..=self.end).contains(&end), "the end of one of its frames");
@@ -125,26 +145,9 @@ mod tests {
     /// The frames in these parts of a stream, and how it ended.
     fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<BadLength>, usize) {
         let (mut inbox, mut frames) = (Inbox::new(CAPACITY), Vec::new());
-        for mut part in parts {
-            while !part.is_empty() {
-                let room = inbox.room();
-                let len = room.len().min(part.len());
-                assert!(len > 0, "all frames that arrived were removed");
-                room[..len].copy_from_slice(&part[..len]);
-                inbox.fill(len);
-                part = &part[len..];
-                let mut at = inbox.first();
-                loop {
-                    match inbox.frame(at) {
-                        Ok(Some(frame)) => {
-                            frames.push(inbox.of(&frame).to_vec());
-                            at = frame.end;
-                        }
-                        Ok(None) => break,
-                        Err(bad) => return (frames, Some(bad), 0),
-                    }
-                }
-                inbox.remove_to(at);
+        for part in parts {
+            if let Err(bad) = inbox.add(part, |frame| frames.push(frame.to_vec())) {
+                return (frames, Some(bad), 0);
             }
         }
         (frames, None, inbox.unsent().len())

@@ -277,8 +277,8 @@ impl System {
         };
         let is_taken = self.ports.get(name).is_some_and(|state| state.attach.is_connected());
         if is_taken && let Some((_, end)) = self.endpoint(name) {
-            // Closed at once, so that the front-end notices; the connected guest keeps its port.
-            end.log.warn(format_args!("rejected a second front-end: one is connected already"));
+            // Closed at once, so that it notices; the connected peer keeps its port.
+            end.log.warn(format_args!("rejected a second connection: one is open already"));
             os::shutdown(stream.as_fd());
             foreign::close((stream, charge), &account);
             return;

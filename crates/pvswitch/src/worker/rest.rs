@@ -9,7 +9,7 @@ const SHARE: u64 = 16;
 /// Shortest sleep, about once in a millisecond: as long as a wake-up takes.
 const REST: Ns = Ns::from_us(60);
 /// Longest sleep. More is not owed: a worker that did not run for a second (its virtual machine was
-/// paused, or it was frozen for an upgrade) cannot be told from one that did.
+/// paused, or it was frozen for an upgrade) looks the same as one that did.
 const REST_MAX: Ns = Ns::from_us(120);
 
 /// Sleep that a worker owes to the other threads of its CPU.
