@@ -104,6 +104,22 @@ fn rules_and_addresses_that_keep_frames_away() {
 }
 
 #[test]
+fn source_address_that_is_static_at_another_port() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let _a = sink(&switch, &dir, "a", 1);
+    switch.json(&["fdb", "add", &mac(2), "a"]);
+    let b = sender(&dir, "b", 2, 1);
+    wait_for("its reason", || is_first(&switch, "b", "mac_elsewhere", "limited"));
+    b.end();
+    switch.json(&["fdb", "del", &mac(2)]);
+    let total = switch.counter("b", "ingress", "mac_elsewhere");
+    let _b = sender(&dir, "b", 2, 1);
+    switch.wait_for_frames("b", 50);
+    assert_eq!(switch.counter("b", "ingress", "mac_elsewhere"), total);
+}
+
+#[test]
 fn unknown_ports_times_and_guests_are_refused() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("vm1", "")]);

@@ -123,8 +123,11 @@ pub enum Learned {
     LimitReached,
     /// No free entry, and no port has more than its fair share; nothing changed.
     TableFull,
-    /// A static entry, which learning does not change; possibly of another port.
-    Static,
+    /// A static entry, which learning does not change.
+    Static {
+        /// Its port, possibly another one.
+        at: PortId,
+    },
     /// A group address or all zeros, which is not a valid source; nothing changed.
     Invalid,
 }
@@ -251,7 +254,7 @@ impl Fdb {
         let key = pack_key(mac, vlan);
         match self.find(key) {
             Some((at, value)) if value.port() == port => self.refresh(at, value, now_s),
-            Some((_, value)) if value.is_static() => Learned::Static,
+            Some((_, value)) if value.is_static() => Learned::Static { at: value.port() },
             _ if is_multicast(mac) || mac == [0; 6] => Learned::Invalid,
             _ if self.learned_from(port) >= self.port_limit => Learned::LimitReached,
             _ => self.learn_locked(key, port, now_s, terms),
@@ -455,7 +458,7 @@ impl Fdb {
     #[inline]
     fn refresh(&self, at: At, value: Value, now_s: u32) -> Learned {
         if value.is_static() {
-            return Learned::Static;
+            return Learned::Static { at: value.port() };
         }
         if value.seen_s() < now_s {
             // If another worker, or the lock's holder, changed the value first, that one is kept.

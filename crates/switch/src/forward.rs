@@ -31,6 +31,7 @@ use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
 use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
+use self::learn::Fact;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
 use self::queue::LockedQueue;
@@ -273,7 +274,9 @@ pub struct Forwarder {
     aged_s: u32,
     /// Entries that had been removed from the table when these were true.
     fdb_removals: u64,
-    last_learned: Option<([u8; 6], u16, PortId, u32)>,
+    last_learned: Option<Fact>,
+    /// The last one of an address that stays at another port.
+    last_elsewhere: Option<Fact>,
     last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
 }
 
@@ -309,6 +312,7 @@ impl Forwarder {
             aged_s: 0,
             fdb_removals: 0,
             last_learned: None,
+            last_elsewhere: None,
             last_found: None,
         }
     }
@@ -324,14 +328,14 @@ impl Forwarder {
         self.steer.clear();
         self.table = table;
         self.last_found = None;
-        self.last_learned = None;
+        (self.last_learned, self.last_elsewhere) = (None, None);
     }
 
     /// Replaces the rules of ports; `None`: no port has any.
     pub fn set_tenants(&mut self, tenants: Option<Arc<Tenants>>) {
         self.tenants = tenants;
         self.last_found = None;
-        self.last_learned = None;
+        (self.last_learned, self.last_elsewhere) = (None, None);
     }
 
     /// Delivers, holds or drops each frame of a burst. `now` is any monotonic time.
@@ -343,7 +347,8 @@ impl Forwarder {
         // A guest that reconnects is learned again, within the same second, too.
         let removals = self.fdb.removals();
         if removals != self.fdb_removals {
-            (self.fdb_removals, self.last_learned, self.last_found) = (removals, None, None);
+            (self.fdb_removals, self.last_found) = (removals, None);
+            (self.last_learned, self.last_elsewhere) = (None, None);
         }
         let mirrored = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let mirrored = mirrored.filter(|port| port.mirror.is_on()).cloned();

@@ -139,6 +139,8 @@ counters! {
         mac_moves,
         /// Times such an address began to flap: it moved away from the other port too often.
         mac_flaps,
+        /// Frames from an address that stays another port's: a static one, or in its `mac=`.
+        mac_elsewhere,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.
         drops_runt,
         /// Longer than any legal frame.

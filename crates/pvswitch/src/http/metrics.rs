@@ -40,6 +40,7 @@ const INGRESS: Way = Way {
         ("rate_waits", "Times the queue was left until its rate-in permits more."),
         ("mac_moves", "Addresses that moved here from another port, or whose move was refused."),
         ("mac_flaps", "Times an address began to flap to this port."),
+        ("mac_elsewhere", "Frames from an address that stays at another port: static or locked."),
     ],
     gauges: &[
         ("worker", "Number of the worker that serves the queue."),
@@ -169,7 +170,7 @@ fn about_ports(out: &mut String, ports: &[Value]) {
     for (name, port) in &ports {
         up.sample(&format!("port=\"{name}\""), f64::from(u8::from(port["up"] == true)));
     }
-    let help = "Whether a front-end is connected to the port.";
+    let help = "Whether the port's peer (a front-end, passt) is connected.";
     let mut connected = Family::new(out, "pvswitch_port_connected", "gauge", help);
     for (name, port) in &ports {
         if let Some(is) = port["connected"].as_bool() {
@@ -209,7 +210,7 @@ fn port_events(out: &mut String, ports: &[(String, &Value)]) {
     for (name, port) in ports {
         faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
     }
-    let help = "Errors of front-ends, by cause.";
+    let help = "Errors of peers, by cause.";
     let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
     for (name, port) in ports {
         for (cause, times) in port["errors"].as_object().into_iter().flatten() {

@@ -70,8 +70,8 @@ impl Oracle {
 
     fn learn(&mut self, at: (u32, u16), from: u16, now: u32) -> Learned {
         let old = self.known.get(&at).copied();
-        if old.is_some_and(|k| k.is_static) {
-            return Learned::Static;
+        if let Some(k) = old.filter(|k| k.is_static) {
+            return Learned::Static { at: port(k.port) };
         }
         let new = Known { port: from, seen: now, is_static: false };
         if old.is_some_and(|k| k.port == from) {
@@ -264,7 +264,7 @@ fn static_entries_win_until_only_they_are_left() {
     }
     assert_eq!(fdb.add_static(mac(200), 0, port(2), 10), Err(TableFull));
     assert_eq!(fdb.learn(mac(200), 0, port(1), 10), Learned::TableFull);
-    assert_eq!(fdb.learn(mac(100), 0, port(3), 10), Learned::Static);
+    assert_eq!(fdb.learn(mac(100), 0, port(3), 10), Learned::Static { at: port(2) });
     assert_eq!(fdb.lookup(mac(100), 0, u32::MAX), Some(port(2)), "does not age");
     assert_eq!(fdb.flush_port(port(2)), 8);
 }

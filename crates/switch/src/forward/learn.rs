@@ -6,6 +6,9 @@ use super::{Forwarder, Port, PortEvent, Source, Time};
 use crate::fdb::{Learned, Mac, PortId, Terms};
 use crate::flow;
 
+/// An address, its VLAN, the port it was seen at, and the second of that.
+pub(super) type Fact = ([u8; 6], u16, PortId, u32);
+
 impl Port {
     /// Refuses addresses that flap, for this number of seconds; 0: they are only reported.
     pub fn set_loop_guard(&self, seconds: u32) {
@@ -23,8 +26,12 @@ impl Forwarder {
     #[inline(always)]
     pub(super) fn learn(&mut self, from: &Source, src: [u8; 6], vlan: u16, time: Time) -> bool {
         let (port, now_s) = (from.port, time.now_s);
-        let fact = Some((src, vlan, port, now_s));
+        let fact: Option<Fact> = Some((src, vlan, port, now_s));
         if self.last_learned == fact {
+            return true;
+        }
+        if self.last_elsewhere == fact {
+            from.stats.mac_elsewhere.add(1);
             return true;
         }
         if flow::is_multicast(src) || src == [0; 6] {
@@ -33,7 +40,7 @@ impl Forwarder {
         }
         let terms = |at| self.terms(port, at, src);
         let learned = self.fdb.learn_on(src, vlan, port, now_s, terms);
-        self.last_learned = fact;
+        (self.last_learned, self.last_elsewhere) = (fact, None);
         if !matches!(learned, Learned::Known) {
             self.last_found = None;
         }
@@ -46,7 +53,9 @@ impl Forwarder {
                     from.stats.drops_loop_guard.add(1);
                     return false;
                 }
+                self.record_elsewhere(from, fact);
             }
+            Learned::Static { at } if at != port => self.record_elsewhere(from, fact),
             // Expired addresses are swept when their place is needed, at most once a second: no
             // timer runs on an idle switch.
             Learned::LimitReached | Learned::TableFull if self.aged_s != now_s => {
@@ -86,6 +95,14 @@ impl Forwarder {
         let is_owner = owns(to);
         let block_s = self.port(to).map_or(0, |port| port.loop_guard_s.load(Ordering::Relaxed));
         Terms { is_owner, is_locked: !is_owner && owns(at), block_s }
+    }
+
+    /// Counts a frame whose source address stays at another port, and so do those that follow it.
+    #[cold]
+    fn record_elsewhere(&mut self, from: &Source, fact: Option<Fact>) {
+        // Frames from addresses that are learned are not compared with it.
+        (self.last_learned, self.last_elsewhere) = (None, fact);
+        from.stats.mac_elsewhere.add(1);
     }
 
     /// Counts a move of an address to the port of `from`, permitted or not, and reports it once if

@@ -84,6 +84,31 @@ fn locked_address_stays_at_its_owner_and_a_forger_is_dropped_if_asked() {
 }
 
 #[test]
+fn every_frame_from_an_address_that_stays_elsewhere_is_counted() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    rig.fdb.add_static(mac(1), 0, PortId(0), 0).unwrap();
+    rig.send(0, &[frame(BROADCAST, mac(1), 0)]);
+    let rules =
+        Rules { security: Some(Security::new(&[mac(2)], None, false, false)), ..Rules::default() };
+    rig.forwarder.set_tenants(Tenants::new(vec![Some(Arc::new(rules)), None, None]));
+    rig.send(0, &[frame(BROADCAST, mac(2), 0)]);
+    let count = |rig: &Rig, port: usize| rig.stats(port).mac_elsewhere.get();
+    for (turn, forged) in [mac(1), mac(2)].into_iter().enumerate() {
+        // In a row, one at a time, and between frames from its own address.
+        rig.send(1, &[1, 2, 3].map(|n| frame(BROADCAST, forged, n)));
+        rig.send(1, &[mac(9), forged, mac(9), forged].map(|src| frame(BROADCAST, src, 4)));
+        rig.now += SECOND;
+        rig.send(1, &[frame(BROADCAST, forged, 5)]);
+        assert_eq!(count(&rig, 1), 6 * (turn as u64 + 1));
+    }
+    // The owner's own frames are not.
+    assert_eq!((count(&rig, 0), rig.got(2).len()), (0, 2 + 16));
+    assert!(rig.fdb.remove(mac(1), 0));
+    rig.send(1, &[frame(BROADCAST, mac(1), 6)]);
+    assert_eq!(count(&rig, 1), 12, "it is learned now");
+}
+
+#[test]
 fn reports_are_limited_by_the_log_lines_of_the_port_that_takes_addresses() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     let port = Arc::clone(rig.table[1].as_ref().unwrap());
