@@ -43,6 +43,6 @@ pub use priority::{Priority, set_thread_priority};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
-pub use sys::{ThreadCounts, inherited, signal_event, thread_counts};
+pub use sys::{ThreadCounts, inherited, is_read, refuse_descriptors, signal_event, thread_counts};
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
 pub use users::{Group, Peer, peer};

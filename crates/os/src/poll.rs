@@ -127,6 +127,15 @@ impl Epoll {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(tag), flags)?)
     }
 
+    /// Changes `fd` to be reported once now, and once for each time that its peer reads from it.
+    ///
+    /// # Errors
+    /// Errors of the system call: `fd` is not in the set.
+    pub fn change_to_reads(&self, fd: BorrowedFd<'_>, tag: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(tag), flags)?)
+    }
+
     /// Removes `fd` from the set.
     ///
     /// # Errors
@@ -194,6 +203,12 @@ mod tests {
         assert!(epoll.add(ours.as_fd(), 8).is_err() && ready().is_empty());
         epoll.change(ours.as_fd(), 9, true, true).unwrap();
         assert_eq!(ready(), [Ready { tag: 9, readable: false, writable: true }]);
+        epoll.change_to_reads(ours.as_fd(), 9).unwrap();
+        assert_eq!((ready().len(), ready().len()), (1, 0));
+        signal(ours.as_fd());
+        assert!(ready().is_empty());
+        drain(theirs.as_fd());
+        assert_eq!((ready().len(), ready().len()), (1, 0));
         epoll.change(ours.as_fd(), 9, false, false).unwrap();
         signal(theirs.as_fd());
         assert!(ready().is_empty());

@@ -1,5 +1,6 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
-//! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer; page
+//! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer, and
+//! what it has not read; page
 //! faults and scheduling class of a thread; descriptors that the process inherited.
 #![allow(unsafe_code)]
 
@@ -248,9 +249,56 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     }
 }
 
+/// Has the kernel refuse descriptors that peers send to a Unix socket (EPERM at the peer). Returns
+/// whether it does: since Linux 6.16. Otherwise they may arrive, and count and close like any.
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) -> bool {
+    /// Of asm-generic/socket.h, as on all machines but four.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    let (at, len) = ((&raw const off).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    let fd = socket.as_raw_fd();
+    // SAFETY: the kernel reads one int at the address, which we own.
+    unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, at, len) == 0 }
+}
+
+/// Whether the peer of a Unix socket has read all that was written to it, or is gone.
+pub fn is_read(socket: BorrowedFd<'_>) -> bool {
+    /// A buffer counts with its header, which is longer. While it is released, it counts as 1.
+    const BUFFER_MIN: libc::c_int = 64;
+    let mut unread: libc::c_int = 0;
+    let at = &raw mut unread;
+    // SAFETY: the kernel writes one int at the address, which we own.
+    let known = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, at) } == 0;
+    !known || unread < BUFFER_MIN
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn descriptors_are_refused_at_their_sender_or_arrive() {
+        let (ours, theirs) = crate::socketpair().unwrap();
+        let refuses = refuse_descriptors(ours.as_fd());
+        let event = crate::eventfd().unwrap();
+        let sent = crate::send(theirs.as_fd(), b"x", &[event.as_fd()]);
+        assert_eq!(sent.is_err(), refuses, "{sent:?}");
+        assert!(crate::send(theirs.as_fd(), b"x", &[]).unwrap());
+    }
+
+    #[test]
+    fn socket_is_read_when_its_peer_has_read_each_byte() {
+        let (ours, theirs) = crate::socketpair().unwrap();
+        assert!(is_read(ours.as_fd()));
+        rustix::io::write(&ours, b"abc").unwrap();
+        rustix::io::read(&theirs, &mut [0_u8; 2]).unwrap();
+        assert!(!is_read(ours.as_fd()));
+        rustix::io::read(&theirs, &mut [0_u8; 2]).unwrap();
+        assert!(is_read(ours.as_fd()));
+        rustix::io::write(&ours, b"abc").unwrap();
+        drop(theirs);
+        assert!(is_read(ours.as_fd()));
+    }
 
     #[test]
     fn inherited_descriptor_is_another_for_the_same_file() {

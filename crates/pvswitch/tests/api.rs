@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Dir, Gen, Switch, pvswitch, wait_for};
+use rustix::net::RecvFlags;
 use serde_json::{Value, json};
 
 /// Status, head and body of a reply.
@@ -114,7 +115,8 @@ fn ports_are_added_changed_drained_and_removed() {
     };
     let port = json!({ "kind": "vhost-user", "socket": dir.text("a"), "queues": 2,
                        "poll/1": "timer:2000", "mac": ["02:00:00:00:00:01"] });
-    assert_eq!(call("PUT", "/v1/ports/a", port.clone()), (201, Value::Null));
+    let none = json!({ "warnings": [] });
+    assert_eq!(call("PUT", "/v1/ports/a", port.clone()), (201, none));
     assert_eq!(call("PUT", "/v1/ports/a", port).0, 409);
     let (status, again) =
         call("PUT", "/v1/ports/b", json!({ "kind": "vhost-user", "socket": dir.text("a") }));
@@ -274,6 +276,47 @@ fn malformed_partial_and_pipelined_requests() {
     assert_eq!(answer(&reply).status, 408);
     assert!(began.elapsed() >= Duration::from_secs(9));
     assert_eq!(state(&switch), before);
+}
+
+#[test]
+fn client_that_does_not_read_its_reply_is_served_no_further() {
+    const CLIENTS: u64 = 20;
+    const REQUESTS: u64 = 200;
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &["n=null".into()]);
+    let requests = || {
+        let status = ask(switch.control(), "GET", "/v1/status", "").body;
+        status["control"]["requests"].as_u64().unwrap()
+    };
+    let before = requests();
+    let text = "GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n".repeat(REQUESTS as usize);
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = UnixStream::connect(switch.control()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for client in &clients {
+        assert_eq!(rustix::net::recv(client, &mut [0; 1], RecvFlags::PEEK).unwrap().0, 1);
+    }
+    // One each, and this.
+    assert_eq!(requests() - before, CLIENTS + 1);
+    let (mut got, mut bytes) = (Vec::new(), [0; 65_536]);
+    let count = |got: &[u8]| String::from_utf8_lossy(got).matches("HTTP/1.1 200 OK").count();
+    while count(&got) < REQUESTS as usize {
+        let n = clients[0].read(&mut bytes).unwrap();
+        assert!(n > 0, "closed after {} replies", count(&got));
+        got.extend_from_slice(&bytes[..n]);
+    }
+    assert_eq!(requests() - before, CLIENTS - 1 + REQUESTS + 2);
+    // It is not behind any more, and goes on.
+    clients[0].write_all(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    while !String::from_utf8_lossy(&got).contains("\"control\"") {
+        let n = clients[0].read(&mut bytes).unwrap();
+        got.extend_from_slice(&bytes[..n]);
+    }
 }
 
 /// A stream of events.

@@ -79,6 +79,11 @@ impl Session {
         self.unread() > 0 || self.ends || self.decoder.is_partial()
     }
 
+    /// Whether no further request is received: the last reply is written.
+    pub fn is_ending(&self) -> bool {
+        self.ends
+    }
+
     /// Whether a part of a request has been received.
     pub fn is_partial(&self) -> bool {
         !self.ends && self.decoder.is_partial()

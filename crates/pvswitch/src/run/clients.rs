@@ -25,8 +25,6 @@ const CLIENTS_MAX: usize = 64;
 const CLIENT_TIME: Duration = Duration::from_secs(10);
 /// Most bytes of replies that wait for all clients together. Beyond, the slowest is disconnected.
 const UNREAD_MAX: usize = 32 << 20;
-/// Most requests of one client between two other events.
-const IN_A_ROW: usize = 8;
 
 /// A client of the control socket.
 pub(super) struct Client {
@@ -39,6 +37,8 @@ pub(super) struct Client {
     events: Option<Waiting>,
     /// It waits for the reply to its request.
     why: Option<Why>,
+    /// Its next request is received when it has read its last reply.
+    is_behind: bool,
 }
 
 /// All clients, and what was refused.
@@ -56,7 +56,8 @@ pub(super) struct Clients {
 impl Client {
     /// When it is disconnected unless it sends, reads or closes.
     fn ends(&self) -> Option<Instant> {
-        let waits = self.events.is_none() && self.why.is_none() && self.session.is_waiting();
+        let waits = self.is_behind || self.session.is_waiting();
+        let waits = waits && self.events.is_none() && self.why.is_none();
         waits.then(|| self.since + CLIENT_TIME)
     }
 }
@@ -145,7 +146,7 @@ impl System {
         }
         if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let (session, since) = (Session::new(stream), Instant::now());
-            let client = Client { session, peer, since, events: None, why: None };
+            let client = Client { session, peer, since, events: None, why: None, is_behind: false };
             self.clients.all.insert(token, client);
         }
     }
@@ -167,7 +168,7 @@ impl System {
         let late = self.clients.all.iter().filter(|(_, c)| c.ends().is_some_and(|end| end <= now));
         for token in late.map(|(token, _)| *token).collect::<Vec<_>>() {
             let Some(mut client) = self.clients.all.remove(&token) else { continue };
-            if client.session.is_partial() {
+            if client.session.is_partial() && !client.is_behind {
                 let what = format!("the request was not complete after {CLIENT_TIME:?}");
                 let problem = Problem::new(408, what, "send the whole request at once");
                 self.clients.count_refusal(&problem);
@@ -188,9 +189,18 @@ impl System {
             self.serve_stream(&mut client)
         } else if client.session.unread() > 0 {
             client.session.flush()
+        } else if !client.session.is_ending() && !os::is_read(client.session.as_fd()) {
+            // Its requests cost others nothing while it does not read what it gets for them.
+            if self.await_read(&mut client, token) {
+                self.clients.all.insert(token, client);
+            } else {
+                self.close_client(token, &client);
+            }
+            return;
         } else {
-            self.serve_requests(&mut client)
+            self.serve_next(&mut client)
         };
+        client.is_behind = false;
         // What it sends while it waits is read after the reply.
         let waits = client.why.is_some();
         let writes = !waits && (client.session.unread() > 0 || client.session.has_more());
@@ -206,7 +216,7 @@ impl System {
         }
     }
 
-    /// Replies to the request that a client waits for, and serves its next ones.
+    /// Replies to the request that a client waits for.
     pub(super) fn reply_later(&mut self, token: u64, response: &Response) {
         let Some(client) = self.clients.all.get_mut(&token) else { return };
         client.since = Instant::now();
@@ -216,39 +226,38 @@ impl System {
         }
     }
 
-    /// Runs requests until there is none, or a reply is unread. Returns whether the client stays.
-    fn serve_requests(&mut self, client: &mut Client) -> bool {
-        for _ in 0..IN_A_ROW {
-            let was_waiting = client.session.is_waiting();
-            match client.session.receive() {
-                Received::Request(incoming) => {
-                    client.since = Instant::now();
-                    self.clients.requests += 1;
-                    if !self.serve_request(client, &incoming) {
-                        return false;
-                    }
-                    let waits = client.events.is_some() || client.why.is_some();
-                    if waits || client.session.unread() > 0 {
-                        return true;
-                    }
-                }
-                Received::Invalid(problem) => {
-                    client.since = Instant::now();
-                    self.clients.requests += 1;
-                    self.clients.count_refusal(&problem);
-                    return true;
-                }
-                Received::Nothing => {
-                    // The time of a request begins with its first byte.
-                    if !was_waiting {
-                        client.since = Instant::now();
-                    }
-                    return true;
-                }
-                Received::Closed => return false,
+    /// Waits until a client has read its last reply. Returns whether the client stays.
+    fn await_read(&self, client: &mut Client, token: u64) -> bool {
+        // It may have read before this: that is why its socket is reported once in any case.
+        let was_behind = std::mem::replace(&mut client.is_behind, true);
+        was_behind || self.epoll.change_to_reads(client.session.as_fd(), token).is_ok()
+    }
+
+    /// Runs one request, if there is one: other clients are served before the next. Returns whether
+    /// the client stays.
+    fn serve_next(&mut self, client: &mut Client) -> bool {
+        let was_waiting = client.session.is_waiting();
+        match client.session.receive() {
+            Received::Request(incoming) => {
+                client.since = Instant::now();
+                self.clients.requests += 1;
+                self.serve_request(client, &incoming)
             }
+            Received::Invalid(problem) => {
+                client.since = Instant::now();
+                self.clients.requests += 1;
+                self.clients.count_refusal(&problem);
+                true
+            }
+            Received::Nothing => {
+                // The time of a request begins with its first byte.
+                if !was_waiting {
+                    client.since = Instant::now();
+                }
+                true
+            }
+            Received::Closed => false,
         }
-        true
     }
 
     /// Runs one request. Returns whether the client stays.
