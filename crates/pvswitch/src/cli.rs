@@ -4,7 +4,8 @@ mod settings;
 
 use std::path::PathBuf;
 
-use api::{PortText, help};
+use api::{PortText, help, schema};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use guest::generate::{Aside, Burst, OnOff, Size, parse_also, parse_rate};
 use guest::{ConnectOptions, Setting};
@@ -23,6 +24,28 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Parses the command line; on an error, prints what is wrong and what may be meant, and exits.
+    pub fn parse_or_exit(args: impl IntoIterator<Item = std::ffi::OsString>) -> Self {
+        Self::try_parse_from(args).unwrap_or_else(|error| with_hint(error).exit())
+    }
+}
+
+/// Adds a hint where a port was written without `--port`.
+fn with_hint(mut error: clap::Error) -> clap::Error {
+    let of_run = |usage: &ContextValue| usage.to_string().contains("pvswitch run");
+    let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else { return error };
+    let kind = arg.split_once('=').and_then(|(_, kind)| kind.split([':', ',']).next());
+    if error.kind() == ErrorKind::UnknownArgument
+        && error.get(ContextKind::Usage).is_some_and(of_run)
+        && schema::port::KINDS.iter().any(|entry| Some(entry.name) == kind)
+    {
+        let hint = format!("to add a port, use '--port {arg}'").into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint]));
+    }
+    error
 }
 
 const EXAMPLES: &str = "\

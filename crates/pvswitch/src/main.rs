@@ -35,7 +35,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use api::{Config, Settings};
-use clap::Parser;
 use cli::{Cli, Command, RunArgs};
 use config::Origin;
 pub use error::{AnyError, Usage};
@@ -51,7 +50,7 @@ fn main() -> ExitCode {
         backend::print_capabilities();
         return ExitCode::SUCCESS;
     };
-    let cli = Cli::parse_from(args);
+    let cli = Cli::parse_or_exit(args);
     if !matches!(cli.command, Command::Run(_)) {
         // Its error is of journald only.
         let _ = log::init(log::Format::Human);
