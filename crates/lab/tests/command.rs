@@ -87,6 +87,48 @@ fn words_that_mean_nothing() {
     fails(&["rnu"], 2, &["'rnu'"]);
 }
 
+/// Programs of this machine, all but some.
+fn programs_without(missing: &[&str]) -> PathBuf {
+    let dir = folder("programs");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let here = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    for program in here.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten() {
+        let program = program.unwrap().path();
+        let name = program.file_name().unwrap();
+        if !missing.iter().any(|missing| name == *missing) {
+            // The first of a name counts.
+            let _ = std::os::unix::fs::symlink(&program, dir.join(name));
+        }
+    }
+    dir
+}
+
+#[test]
+fn cells_whose_programs_are_not_installed_are_skipped_and_say_once_what_is_missing() {
+    let dir = folder("skipped");
+    std::os::unix::fs::symlink("/bin/true", dir.join("pvswitch")).unwrap();
+    // A program finds the switch beside itself.
+    std::fs::hard_link(LAB, dir.join("pvswitch-lab")).unwrap();
+    let mut command = Command::new(dir.join("pvswitch-lab"));
+    command.args(["run", "polling", "--smallest", "--out"]).arg(dir.join("out"));
+    command.env("PATH", programs_without(&["ping", "iperf3"])).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    if text.contains("no namespaces for the guests") {
+        println!("skipped: {text}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "nothing was measured: {text}");
+    for (program, package) in [("iperf3", "iperf3"), ("ping", "iputils-ping")] {
+        let what = format!("{program} is not installed (Debian package {package})");
+        assert!(text.contains(&format!("{what}: cells that need it are skipped")), "{text}");
+    }
+    let reason = "skipped: ping is not installed (Debian package iputils-ping)";
+    assert_eq!(text.matches(reason).count(), 1, "{text}");
+    assert!(text.contains("8 runs skipped: they need something that is missing here"), "{text}");
+    assert!(!text.contains("FAILED") && !dir.join("out/report.html").exists(), "{text}");
+}
+
 #[test]
 fn reports_of_what_is_none() {
     let dir = folder("reports-of-none");
