@@ -149,11 +149,21 @@ struct PortState {
     attach: Attach,
     /// Number of faults of this port's guest.
     faults: u64,
+    /// Why the port is down and does not recover by itself.
+    failure: Option<String>,
 }
 
 impl PortState {
     fn new(spec: &PortSpec, port: Arc<Port>, ingress: Vec<Ingress>, attach: Attach) -> Self {
-        Self { spec: spec.clone(), port, limits: Vec::new(), ingress, attach, faults: 0 }
+        Self {
+            spec: spec.clone(),
+            port,
+            limits: Vec::new(),
+            ingress,
+            attach,
+            faults: 0,
+            failure: None,
+        }
     }
 
     /// The rate-limited log for events that a guest causes; `None`: the port has no guest.
@@ -293,6 +303,7 @@ pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
         plural(system.pool.workers().len() as u64, "worker"),
         system.options.policy
     );
+    system.warn_of_priority();
     system.report_ready();
     system.start_keeping();
     system.accept_http(true);
@@ -702,6 +713,11 @@ impl System {
             if matches!(state.attach, Attach::Stream(_)) {
                 let name = state.spec.name.clone();
                 self.end_stream(&name, &fault.to_string());
+                continue;
+            }
+            if matches!(state.attach, Attach::Tap(_)) {
+                let name = state.spec.name.clone();
+                self.fail_interface(&name, &fault.to_string());
                 continue;
             }
             state.faults += 1;

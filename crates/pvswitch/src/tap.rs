@@ -30,6 +30,8 @@ pub struct TapPort {
     pub pairs: Vec<TapPair>,
     pub created: bool,
     pub offloads: Offloads,
+    /// Whether the interface was removed.
+    pub removed: bool,
 }
 
 /// Opens (or creates) the TAP of a port and sets it up.
@@ -51,13 +53,15 @@ fn port(
     writes: Offloads,
 ) -> Result<TapPort, TapError> {
     let pairs = queues.iter().map(|fd| pair(fd, reads, writes));
-    Ok(TapPort { pairs: pairs.collect::<Result<_, _>>()?, created, offloads: reads })
+    let pairs = pairs.collect::<Result<_, _>>()?;
+    Ok(TapPort { pairs, created, offloads: reads, removed: false })
 }
 
 /// Takes over the TAP of a port from another process.
 pub fn adopt(conf: &Tap, fds: Vec<OwnedFd>, created: bool) -> Result<TapPort, TapError> {
-    let tap = uplink::adopt(&options(conf), fds, created)?;
-    port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)
+    let tap = uplink::adopt(&conf.ifname, fds)?;
+    let port = port(&tap.queues, created, tap.offloads, tap.offloads)?;
+    Ok(TapPort { removed: tap.removed, ..port })
 }
 
 /// A TAP's queues and requested offloads, as the control thread keeps them.

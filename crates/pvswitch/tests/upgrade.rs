@@ -180,13 +180,27 @@ fn program_that_fails_leaves_the_old_one_at_work() {
 }
 
 /// A program that relays an upgrade between the old process and a new one of this program, and
-/// runs `act` of Python before it passes on what the old one sends at its workers' gate.
+/// runs `act` of Python before it passes on what the old one sends at its workers' gate. An `act`
+/// that takes long pauses the old process until the new one has replied.
 fn relay(dir: &Dir, act: &str) -> String {
     let program = common::pvswitch().get_program().to_string_lossy().into_owned();
     let text = format!(
         r#"#!/usr/bin/env python3
-import array, os, select, socket, subprocess, sys
+import array, atexit, os, select, signal, socket, subprocess, sys
+paused = False
+def pause():
+    # The time limits of the old process do not run out while it is stopped and we are slow.
+    global paused
+    paused = True
+    atexit.register(resume)
+    os.kill(os.getppid(), signal.SIGSTOP)
+def resume():
+    global paused
+    if paused:
+        paused = False
+        os.kill(os.getppid(), signal.SIGCONT)
 def overwrite(guest):
+    pause()
     with open(f"/proc/{{guest}}/maps") as maps:
         inodes = {{int(line.split()[4]) for line in maps if "/memfd:" in line}}
     descriptors = f"/proc/{{os.getppid()}}/fd"
@@ -215,6 +229,8 @@ while True:
             if states == 2:
                 act()
         socket.send_fds(new if source is old else old, [bytes_], fds)
+        if source is new:
+            resume()
         for fd in fds:
             os.close(fd)
 "#
@@ -294,6 +310,41 @@ fn held_frames_of_a_ring_that_is_broken_after_an_upgrade_are_counted() {
     wait_for("all frames", || accounted() >= sent);
     assert_eq!(accounted(), sent, "{}", switch.json(&["stats"]));
     assert!(switch.counter("b", "egress", "drops_held_down") > 0);
+    switch.shut_down(&dir);
+}
+
+#[test]
+fn port_of_a_removed_tap_is_down_and_handed_over_as_it_is() {
+    if !may_make_taps() {
+        return;
+    }
+    let dir = Dir::new();
+    let tap = format!("pvsurm{}", std::process::id() % 100_000);
+    let ports = [dir.port("a", ""), dir.port("b", ""), format!("h=tap:{tap}")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    switch.wait_up("h", true);
+    let status = std::process::Command::new("ip").args(["link", "del", &tap]).status().unwrap();
+    assert!(status.success());
+    switch.wait_up("h", false);
+    let state = || {
+        let port = switch.port("show", "h");
+        ["state", "last_error", "faults"].map(|key| port[key].clone())
+    };
+    let before = state();
+    let want = [Value::from("down"), "the TAP interface was removed".into(), 1.into()];
+    assert_eq!(before, want);
+    let why = String::from_utf8(switch.ctl(&["why", "h"]).stdout).unwrap();
+    assert!(why.contains("it is down; its last error: the TAP interface was removed"), "{why}");
+    assert!(switch.log().contains("port h: down: the TAP interface was removed"));
+    let _next = upgrade(&switch);
+    assert_eq!(state(), before);
+    pair.wait_for_replies(&switch);
+    pair.end();
+    // The way back that the log names.
+    switch.json(&["del-port", "h"]);
+    switch.json(&["add-port", &format!("h=tap:{tap}")]);
+    switch.wait_up("h", true);
     switch.shut_down(&dir);
 }
 

@@ -225,27 +225,20 @@ pub fn open(options: &TapOptions) -> Result<Tap, TapError> {
 /// Takes over the queues of an interface that another process opened. Its settings stay.
 ///
 /// # Errors
-/// [`TapError`]: the interface was removed, or the descriptors are not its queues.
-pub fn adopt(options: &TapOptions, queues: Vec<OwnedFd>, created: bool) -> Result<Tap, TapError> {
-    let name = &options.name;
+/// [`TapError`]: the descriptors are not its queues.
+pub fn adopt(name: &str, queues: Vec<OwnedFd>) -> Result<InheritedTap, TapError> {
     let os = |error| TapError::Os { what: format!("take over interface `{name}`"), error };
     let first = queues.first().ok_or_else(|| os(io::Error::from(io::ErrorKind::NotFound)))?;
-    let offloads = request_offloads(first, &Offloads::ALL).map_err(os)?;
-    let of_interface = || {
-        let socket = UnixDatagram::unbound().map_err(os)?;
-        let mac = sys::if_mac(&socket, name).map_err(os)?;
-        Ok((mac, sys::if_mtu(&socket, name).map_err(os)?))
+    let (offloads, removed) = match request_offloads(first, &Offloads::ALL) {
+        Ok(offloads) => (offloads, false),
+        Err(error) if error.raw_os_error() == Some(libc::EBADFD) => (Offloads::default(), true),
+        Err(error) => return Err(os(error)),
     };
-    let (mac, mtu) = match &options.netns {
-        None => of_interface(),
-        Some(netns) => in_netns(netns, of_interface)?,
-    }?;
-    let (offloads_read, offloads_write) = (offloads, offloads);
     let queues = queues.into_iter().map(Arc::new).collect();
-    Ok(Tap { queues, created, offloads_read, offloads_write, mac, mtu })
+    Ok(InheritedTap { queues, name: name.into(), offloads, removed })
 }
 
-/// Queues of an interface that the starter of this process opened.
+/// Queues of an interface that another process opened.
 #[derive(Debug)]
 pub struct InheritedTap {
     /// Descriptors of the queues, non-blocking, as those of [`Tap`].
@@ -254,6 +247,8 @@ pub struct InheritedTap {
     pub name: String,
     /// Offloads that frames read, and written, may need.
     pub offloads: Offloads,
+    /// Whether the interface was removed meanwhile: its queues only fail.
+    pub removed: bool,
 }
 
 /// Uses queues of one interface that the starter of this process opened. Nothing here requires a
@@ -293,7 +288,7 @@ pub fn inherit(queues: Vec<OwnedFd>) -> Result<InheritedTap, TapError> {
     }
     let offloads = request_offloads(&queues[0], &Offloads::ALL).map_err(os)?;
     let queues = queues.into_iter().map(Arc::new).collect();
-    Ok(InheritedTap { queues, name, offloads })
+    Ok(InheritedTap { queues, name, offloads, removed: false })
 }
 
 fn open_through(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {

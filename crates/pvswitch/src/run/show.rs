@@ -109,6 +109,9 @@ impl System {
             value["connections"] = end.connections.into();
             end.errors.show(&mut value);
         }
+        if let Some(failure) = &state.failure {
+            value["last_error"] = failure.as_str().into();
+        }
         match &state.attach {
             Attach::VhostUser(vhost) => {
                 let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);

@@ -236,6 +236,14 @@ fn link(port: &Value) -> Vec<Finding> {
             vif(&port["xen"]),
             "see docs/xen.md, Troubleshooting: it explains each state".into(),
         ),
+        "down" if !error.is_empty() => one(
+            "down",
+            format!("it is down{error}"),
+            format!(
+                "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch ctl \
+                 add-port`"
+            ),
+        ),
         state => one(
             "down",
             format!("it is {state}: {kind} has no queue enabled"),
@@ -400,6 +408,7 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
         }
     }
     all.extend(entries.iter().filter_map(|entry| flap(entry, name)));
+    all.extend(foreign_sources(seen, name));
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let (used, limit) = (number(&port["addresses"]), number(&port["addresses_limit"]));
     if limit > 0 && used >= limit {
@@ -435,6 +444,26 @@ fn flap(entry: &Value, name: &str) -> Option<Finding> {
     let remedy = "a loop, or a guest that forges it: see which port counts mac_flaps; \
                   loop-guard=block on that port refuses it, mac= on the owner's locks it";
     Some(Finding::new(Rank::Limited, "address_flaps", what, remedy))
+}
+
+/// Frames from addresses that stay at another port.
+fn foreign_sources(seen: &Seen<'_>, name: &str) -> Option<Finding> {
+    const COUNTER: &str = "mac_elsewhere";
+    let (total, rate) = seen.count(name, Way::From, COUNTER);
+    let (rank, now) = match rate > 0.0 {
+        true => (Rank::Limited, format!(", {}/s now", si(rate))),
+        false => (Rank::Note, String::new()),
+    };
+    let what = format!(
+        "{} from its guest had a source address that stays at another port (static, or in its \
+         mac=): replies go to that port ({COUNTER}{now})",
+        plural(total, "frame")
+    );
+    let remedy = "see where the guest's address is: `pvswitch ctl fdb`; remove the static entry \
+                  there (`pvswitch ctl fdb del`) or correct that port's mac=, unless the guest \
+                  forges it";
+    let finding = Finding::new(rank, COUNTER, what, remedy);
+    (total > 0).then_some(Finding { frames: Some(total), per_second: rate, ..finding })
 }
 
 /// Resources that the port was refused.

@@ -111,6 +111,8 @@ fn links_that_are_down_come_first_with_their_cause() {
         Case::healthy().with(0, "state", json!("stalled")).with(0, "stalled_s", json!(75));
     blocked(&stalled, "stalled", &["no receive buffers for 75 s"]);
     blocked(&down("down").with(0, "kind", json!("tap:t0")), "down", &["tap:t0", "log"]);
+    let removed = down("down").with(0, "last_error", json!("the TAP interface was removed"));
+    blocked(&removed, "down", &["it is down; its last error: the TAP", "ctl del-port a"]);
     let xen = json!({ "vif": "3/0", "state": "waiting for the guest", "front": "Initialising",
                       "back": "InitWait", "error": "ring-ref is missing", "xenstore": "lost" });
     let words = ["vif 3/0 is waiting for the guest", "ring-ref is missing; lost", "xen.md"];
@@ -217,6 +219,15 @@ fn addresses_elsewhere_and_full_tables() {
     let mut full = Case::healthy();
     full.show["fdb"]["learned"] = 65536.into();
     check(&full, Rank::Limited, "fdb_full", &["65536 of 65536"]);
+}
+
+#[test]
+fn sources_that_stay_at_another_port() {
+    let case = |before, now| Case::healthy().counter(0, "ingress", "mac_elsewhere", before, now);
+    let words = ["20 frames from its guest had a source", "10/s now", "pvswitch ctl fdb"];
+    check(&case(0, 20), Rank::Limited, "mac_elsewhere", &words);
+    check(&case(20, 20), Rank::Note, "mac_elsewhere", &["20 frames"]);
+    check(&case(0, 0), Rank::Note, "none", &[]);
 }
 
 #[test]
