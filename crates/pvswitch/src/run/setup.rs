@@ -1,16 +1,21 @@
 //! Process-wide preparations before a run.
 
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
+use ::os::Priority;
 use switch::account::Budgets;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port};
+use switch::poll::Policy;
 use switch::stats::EgressStats;
 
 use super::restore::Start;
 use super::takeover::Takeover;
 use super::{Attach, Event, Options, PortState, RunError, System, os};
+use crate::demo::format::plural;
 use crate::spec::PortSpec;
 
 /// Raises the limit on descriptors to its maximum: ports and front-ends need many. If the system
@@ -42,6 +47,47 @@ pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunEr
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.signals = Some(signals);
     Ok(system)
+}
+
+impl System {
+    /// Warns where workers at real-time priority leave too little to ordinary processes.
+    pub(super) fn warn_of_priority(&self) {
+        let Options { priority, cpus, .. } = &self.options;
+        let available = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let mut queues = self.ports.values().flat_map(|state| &state.ingress);
+        let spins = self.options.policy == Policy::Spin
+            || queues.any(|queue| queue.tuning.poll() == Policy::Spin);
+        let workers = self.pool.workers().len();
+        if let Some(warning) = priority_warning(*priority, workers, cpus, available, spins) {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
+/// What workers at real-time priority take from ordinary processes (docs/design/0033). `cpus`: to
+/// which workers are pinned; `available`: number of CPUs of this process before that.
+fn priority_warning(
+    priority: Priority,
+    workers: usize,
+    cpus: &[usize],
+    available: usize,
+    spins: bool,
+) -> Option<String> {
+    let pinned: BTreeSet<_> = cpus.iter().take(workers).collect();
+    let used = if cpus.is_empty() { workers } else { pinned.len() };
+    if priority == Priority::Normal || used < available && !spins {
+        return None;
+    }
+    let (when, remedy) = match spins {
+        true => ("always: poll=spin never sleeps for lack of work", "another poll policy, or "),
+        false => ("while they have work", ""),
+    };
+    Some(format!(
+        "--priority realtime: {} on {} leave ordinary processes, guests' virtual CPUs included, a \
+         sixteenth of the CPUs that they run on, {when}: use {remedy}fewer --workers than CPUs",
+        plural(workers as u64, "worker"),
+        plural(available as u64, "CPU"),
+    ))
 }
 
 /// Mappings and descriptors reserved for the process itself; at most half of what there is.
@@ -141,6 +187,21 @@ mod tests {
         assert_eq!(few.for_ports()[1..], [500, 32]);
         let none = Limits { address_space: Some(0), mappings: 0, descriptors: Some(0), ..USUAL };
         assert_eq!(none.for_ports(), [0, 0, 0]);
+    }
+
+    #[test]
+    fn realtime_workers_on_all_cpus_or_without_sleep_are_warned_of() {
+        let warning = |workers, cpus: &[usize], spins| {
+            priority_warning(Priority::Realtime, workers, cpus, 4, spins)
+        };
+        let all = warning(4, &[], false).unwrap();
+        assert!(all.contains("4 workers on 4 CPUs leave") && all.contains("fewer --workers"));
+        assert!(warning(5, &[0, 1, 2, 3], false).is_some());
+        assert_eq!(warning(3, &[], false), None);
+        assert_eq!(warning(8, &[0, 1], false), None, "two CPUs are free of them");
+        let spins = warning(1, &[], true).unwrap();
+        assert!(spins.contains("1 worker on 4 CPUs") && spins.contains("another poll policy"));
+        assert_eq!(priority_warning(Priority::Normal, 4, &[], 4, true), None);
     }
 
     #[test]
