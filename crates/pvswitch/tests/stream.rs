@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::time::Duration;
 
@@ -389,6 +390,33 @@ fn datagrams_are_frames_and_a_peer_may_restart() {
     let show = switch.port("show", "a");
     assert_eq!((&show["connections"], &show["faults"]), (&3.into(), &0.into()), "{show}");
     switch.shut_down(&dir);
+}
+
+#[test]
+fn descriptors_of_a_datagram_peer_cost_nothing() {
+    /// Most that one message has.
+    const MOST: usize = 253;
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &dgram_ports(&dir));
+    let (a, b) = (datagrams(&dir, "a"), datagrams(&dir, "b"));
+    switch.wait_up("a", true);
+    switch.wait_up("b", true);
+    exchange(&a, &b, &dir, 0);
+    let event = os::eventfd().unwrap();
+    // A socket that is connected receives from that peer only.
+    let hostile = UnixDatagram::unbound().unwrap();
+    hostile.connect(dir.path("a")).unwrap();
+    let sent = os::send(hostile.as_fd(), &frame(A, B, 1, 60), &[event.as_fd(); MOST]);
+    if sent.is_err() {
+        // Linux 6.16 refuses them at their sender, and the port does not notice.
+        exchange(&a, &b, &dir, 2);
+        switch.check_connected_once(&["a", "b"]);
+        assert_eq!(switch.port("show", "a")["faults"], 0);
+        return;
+    }
+    wait_for("the end of the queue", || {
+        switch.port("show", "a")["errors"]["unexpected_descriptors"] == 1
+    });
 }
 
 #[test]

@@ -171,6 +171,8 @@ impl System {
         let mut kick = Arc::clone(&socket) as Socket;
         let room = match &stream.queues {
             Queues::Stream(pair) => {
+                // They have no use here, and would count against the limit of the process.
+                os::refuse_descriptors(kick.as_fd());
                 let read = lock(&pair.ingress).connect(Arc::clone(&kick), unread);
                 read.map_err(|fault| fault.to_string())?;
                 lock(&pair.egress).connect(socket, unsent)
@@ -179,6 +181,7 @@ impl System {
                 // It reads what is sent to its own name.
                 let own = stream.end.listener.as_ref().map(|own| own.as_fd().try_clone_to_owned());
                 let own = own.ok_or("it has no name")?.map_err(|error| error.to_string())?;
+                os::refuse_descriptors(own.as_fd());
                 kick = Arc::new(ForeignFd::charged(own, None, &port.account));
                 lock(&pair.ingress).connect(Arc::clone(&kick));
                 lock(&pair.egress).connect(socket)

@@ -58,7 +58,7 @@ pub struct Port {
     pub up: bool,
     /// State in one word.
     pub state: String,
-    /// Whether a front-end is connected; `None`: this kind has none.
+    /// Whether its peer (a front-end, passt) is connected; `None`: this kind has none.
     pub connected: Option<bool>,
     pub queues_active: u64,
     pub queues: u64,

@@ -339,7 +339,7 @@ s         next sort key: as added, name, frames in, frames out, drops
 /         show only ports with a text in their name, state or kind; Esc: all
 ?         open or close this page
 
-STATE     of a port: up; unconnected, no front-end; no-driver, a front-end whose
+STATE     of a port: up; unconnected, no peer; no-driver, a front-end whose
           guest has no driver yet; stalled, posts no buffers; draining, drained
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
           and bits per second; drops with the prefix to: occurred on the way OUT,
