@@ -210,12 +210,12 @@ impl Config {
     }
 
     fn transparent_beside_vlans(&self) -> Vec<(Part, String)> {
-        let is_mirror_port =
-            |name: &str| self.ports.iter().any(|p| p.text(MIRROR_TO).as_deref() == Some(name));
+        let mirror_ports: HashSet<_> =
+            self.ports.iter().filter_map(|port| port.text(MIRROR_TO)).collect();
         let (transparent, others): (Vec<_>, Vec<_>) =
             self.ports.iter().partition(|port| port.is_transparent());
         let Some(other) = others.first() else { return Vec::new() };
-        let warned = transparent.into_iter().filter(|port| !is_mirror_port(&port.name));
+        let warned = transparent.into_iter().filter(|port| !mirror_ports.contains(&port.name));
         let warning = |PortText { name, .. }: &PortText| {
             let what = format!(
                 "port '{name}' carries all VLANs, beside port '{}' in one of its own: its peer may \

@@ -215,7 +215,8 @@ impl File {
         self.located(self.config.warnings())
     }
 
-    fn located(&self, found: Vec<(Part, String)>) -> Vec<Problem> {
+    /// What was found in parts of a configuration, with line and column if they are in the file.
+    pub fn located(&self, found: Vec<(Part, String)>) -> Vec<Problem> {
         let located = |(part, what): (Part, String)| match self.places.get(&part) {
             Some(Place { file, line, column }) => {
                 Problem { file: Some(name(file)), line: Some(*line), column: Some(*column), what }

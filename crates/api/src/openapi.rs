@@ -140,10 +140,11 @@ fn body(operation: &Operation, server: Server) -> Option<Value> {
 fn responses(operation: &Operation, server: Server) -> Value {
     let content = |kind: &str, schema: Value| json!({ kind: { "schema": schema } });
     let ok = |content: Value| json!({ "description": "Done", "content": content });
+    let warnings = || content(JSON, reference("Warnings"));
     let (status, reply) = match operation.reply {
         Reply::Json(name) => (200, ok(content(JSON, reference(of_server(server, name))))),
-        Reply::Created => (201, json!({ "description": "Done" })),
-        Reply::Nothing => (204, json!({ "description": "Done" })),
+        Reply::Created => (201, ok(warnings())),
+        Reply::Changed | Reply::Nothing => (204, json!({ "description": "Done" })),
         Reply::Capture => {
             (200, ok(content(PCAPNG, json!({ "type": "string", "format": "binary" }))))
         }
@@ -155,6 +156,11 @@ fn responses(operation: &Operation, server: Server) -> Value {
         }
     };
     let mut all = Map::from_iter([(status.to_string(), reply)]);
+    if operation.reply == Reply::Changed {
+        let mut reply = ok(warnings());
+        reply["description"] = "Done, with warnings".into();
+        all.insert("200".into(), reply);
+    }
     let mut errors = [&COMMON_ERRORS[..], operation.errors, &ALWAYS].concat();
     errors.sort_unstable();
     errors.dedup();

@@ -43,8 +43,10 @@ pub enum Server {
 pub enum Reply {
     /// 200 with a document: the name of its schema.
     Json(&'static str),
-    /// 201, without a body.
+    /// 201, with what is valid and probably not meant.
     Created,
+    /// 204; with such warnings 200, and a document.
+    Changed,
     /// 204, without a body.
     Nothing,
     /// 200, a capture, until either side closes.
@@ -129,8 +131,9 @@ impl Operation {
     pub fn respond(&self, value: &Value) -> Response {
         match self.reply {
             Reply::Json(_) => Response::json(200, value),
-            Reply::Created => Response::empty(201),
-            Reply::Nothing => Response::empty(204),
+            Reply::Created => Response { status: 201, ..Response::json(200, value) },
+            Reply::Changed if !value.is_null() => Response::json(200, value),
+            Reply::Changed | Reply::Nothing => Response::empty(204),
             Reply::Capture => Response::stream(PCAPNG),
             Reply::Events => Response::stream(EVENTS),
         }

@@ -1,6 +1,6 @@
 //! Where the configuration of a run comes from, and `pvswitch check`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::Config;
 use api::file::{File, Problem, Problems};
@@ -18,17 +18,28 @@ pub struct Origin {
     pub command_line: Config,
 }
 
+/// What [`Origin::reload`] reads.
+pub struct Reloaded {
+    /// The file merged with the command line.
+    pub config: Config,
+    /// The include directory.
+    pub include: Option<PathBuf>,
+    /// What is valid and probably not meant.
+    pub warnings: Vec<Problem>,
+}
+
 impl Origin {
     /// Reads the file, and merges it with the command line. Returns the configuration and the
     /// include directory.
     pub fn load(&self) -> Result<(Config, Option<PathBuf>), Problems> {
         let file = self.file.as_deref().map(File::load).transpose()?.unwrap_or_default();
-        self.merge(file)
+        let include = file.include.clone();
+        Ok((file.with(self.command_line.clone())?, include))
     }
 
     /// Loads the configuration of a running switch: as [`load`](Self::load), but a file without a
     /// key is an error, because it is more likely being written than meant to remove all ports.
-    pub fn reload(&self, path: &std::path::Path) -> Result<(Config, Option<PathBuf>), Problems> {
+    pub fn reload(&self, path: &Path) -> Result<Reloaded, Problems> {
         let file = File::load(path)?;
         if file.empty {
             let what = format!(
@@ -38,12 +49,9 @@ impl Origin {
             );
             return Err(Problem::new(Some(path), what).into());
         }
-        self.merge(file)
-    }
-
-    fn merge(&self, file: File) -> Result<(Config, Option<PathBuf>), Problems> {
-        let include = file.include.clone();
-        Ok((file.with(self.command_line.clone())?, include))
+        let config = file.with(self.command_line.clone())?;
+        let warnings = file.located(config.warnings());
+        Ok(Reloaded { config, include: file.include, warnings })
     }
 }
 

@@ -88,6 +88,9 @@ fn answer_to(request: &Request, client: &mut Client) -> Result<Value, ControlErr
 
 /// Prints an answer for people; `of_one`: it is that of one port.
 fn print(request: &Request, answer: &Value, of_one: bool) {
+    for warning in list(answer, "warnings") {
+        eprintln!("warning: {}", problem(warning));
+    }
     match request {
         Request::Show => show(answer, of_one),
         Request::Stats if answer["guest"].is_string() => guest_stats(answer),
@@ -139,6 +142,15 @@ fn events(path: &Path, json: bool) -> Result<(), AnyError> {
         writeln!(std::io::stdout(), "{name}{}", fields.collect::<String>())?;
     }
     Ok(())
+}
+
+/// A problem of a configuration, with its place if it has one.
+fn problem(problem: &Value) -> String {
+    let what = text(&problem["what"]);
+    match problem["file"].as_str() {
+        Some(file) => format!("{file}:{}:{}: {what}", problem["line"], problem["column"]),
+        None => what.into(),
+    }
 }
 
 /// What a reload changed, or would change.

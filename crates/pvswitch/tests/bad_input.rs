@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use common::{Dir, Switch, pvswitch, wait_for};
+use serde_json::{Value, json};
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
@@ -359,4 +360,67 @@ kind = \"vhost-user\"
     let ports = ["a", "b"].map(|name| dir.port(name, ",vlan=5,mac=02:00:00:00:00:07"));
     let switch = Switch::start(&dir, &[], &ports);
     wait_for("the warning", || switch.log().contains("is also that of port 'a', in the same VLAN"));
+}
+
+#[test]
+fn changes_at_run_time_return_and_log_the_warnings_of_check() {
+    let dir = Dir::new();
+    let file = dir.text("x.toml");
+    let port = |name: &str| {
+        let socket = dir.text(name);
+        let mac = "02:00:00:00:00:07";
+        format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{socket}\"\nmac = \"{mac}\"\n")
+    };
+    std::fs::write(&file, port("a")).unwrap();
+    let switch = Switch::start(&dir, &["--config", &file], &[]);
+    let logged = || switch.log().matches("is also that of port").count();
+    let what = |warnings: &Value| {
+        let one = warnings.as_array().filter(|all| all.len() == 1).expect("one warning");
+        one[0]["what"].as_str().unwrap().to_string()
+    };
+
+    let mut both = port("a") + &port("b");
+    std::fs::write(&file, &both).unwrap();
+    let dry = switch.json(&["reload", "--dry-run"]);
+    assert_eq!(logged(), 0, "nothing was changed");
+    let reply = switch.json(&["reload"]);
+    assert_eq!(reply["warnings"], dry["warnings"]);
+    assert!(what(&reply["warnings"]).contains("port 'b': mac=02:00:00:00:00:07 is also that"));
+    let place = ["file", "line"].map(|key| reply["warnings"][0][key].clone());
+    assert_eq!(place, [json!(file), json!(8)]);
+    wait_for("the warning", || logged() == 1);
+
+    let third = dir.port("c", ",mac=02:00:00:00:00:07,vlan=5");
+    let reply = switch.json(&["add-port", &third]);
+    // The others carry all VLANs, beside this one.
+    assert_eq!(reply["warnings"].as_array().unwrap().len(), 2, "{reply}");
+    let out = switch.ctl(&["set", "c", "vlan=none"]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success() && text.starts_with("warning: port 'c': mac=02:"), "{text}");
+    wait_for("the warning", || logged() == 2);
+    // None is new: 204, without a body.
+    assert_eq!(switch.json(&["set", "c", "weight=2"]), json!({ "ok": true }));
+    assert_eq!(logged(), 2);
+
+    both += "isolated = 7\n";
+    std::fs::write(&file, both).unwrap();
+    assert_eq!(switch.ctl(&["reload"]).status.code(), Some(1));
+    assert_eq!(logged(), 2);
+}
+
+#[test]
+fn port_without_its_option_is_an_error_with_a_hint() {
+    let run = |arg: &str| {
+        let out = command(&["run", arg]).output().unwrap();
+        assert_eq!(out.status.code(), Some(USAGE));
+        String::from_utf8(out.stderr).unwrap()
+    };
+    for port in ["vm1=vhost-user:/run/vm1.sock,queues=2", "n=null"] {
+        let error = run(port);
+        assert!(error.contains(&format!("tip: to add a port, use '--port {port}'")), "{error}");
+    }
+    for other in ["vm1", "poll=spin", "--prot=n=null"] {
+        let error = run(other);
+        assert!(!error.contains("to add a port"), "{error}");
+    }
 }

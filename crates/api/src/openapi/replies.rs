@@ -76,6 +76,8 @@ pub(super) fn schemas() -> Vec<(&'static str, Value)> {
         ("PortChange", port_change()),
         ("StaticAddress", static_address()),
         ("Reload", reload()),
+        ("ConfigProblem", config_problem()),
+        ("Warnings", warnings()),
         ("Upgrade", upgrade()),
         ("GuestStats", guest_stats()),
         ("Document", json!({ "type": "object", "description": "An OpenAPI description" })),
@@ -166,15 +168,15 @@ fn port() -> Value {
             ("account", named("Account"), ""),
         ],
         vec![
-            ("connected", flag(), "vhost-user: whether a front-end is connected"),
-            ("connections", count(), "vhost-user: front-ends so far"),
+            ("connected", flag(), "vhost-user, stream, dgram: whether its peer is connected"),
+            ("connections", count(), "of those: connections so far"),
             (
                 "dirty_log",
                 flag(),
                 "vhost-user: whether written pages are logged: the guest migrates",
             ),
             ("features", list(text()), "vhost-user: negotiated features"),
-            ("errors", map(count()), "vhost-user: errors of front-ends by cause"),
+            ("errors", map(count()), "of those: errors of the peer by cause"),
             ("last_error", maybe(text()), "vhost-user: the last one"),
             ("created", flag(), "tap: whether the switch created the interface"),
             ("offloads", text(), "tap: for display"),
@@ -347,9 +349,22 @@ fn reload() -> Value {
             ("restart", list(named("SettingChange")), "that need a restart"),
             ("static", list(named("StaticAddress")), "static addresses set"),
             ("static_removed", list(named("StaticAddress")), "static addresses removed"),
+            ("warnings", list(named("ConfigProblem")), "valid, and probably not meant"),
         ],
         vec![],
     )
+}
+
+/// A problem of a configuration, with its place if it is in a file.
+fn config_problem() -> Value {
+    let place =
+        vec![("file", text(), ""), ("line", count(), "from 1"), ("column", count(), "from 1")];
+    object(vec![("what", text(), "")], place)
+}
+
+fn warnings() -> Value {
+    let what = "what is valid since this change, and probably not meant";
+    object(vec![("warnings", list(named("ConfigProblem")), what)], vec![])
 }
 
 fn upgrade() -> Value {
@@ -373,8 +388,6 @@ fn guest_stats() -> Value {
 }
 
 fn problem() -> Value {
-    let place =
-        vec![("file", text(), ""), ("line", count(), "from 1"), ("column", count(), "from 1")];
     object(
         vec![
             ("status", count(), "the HTTP status"),
@@ -385,7 +398,7 @@ fn problem() -> Value {
         vec![
             ("field", text(), "where: path.NAME, query.NAME, header.NAME, body or body.NAME"),
             ("value", json!({}), "the value there, unless it is long"),
-            ("problems", list(object(vec![("what", text(), "")], place)), "of a file"),
+            ("problems", list(named("ConfigProblem")), "of a file"),
         ],
     )
 }

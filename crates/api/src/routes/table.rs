@@ -85,6 +85,7 @@ pub const OPERATIONS: &[Operation] = &[
         )
     },
     Operation {
+        reply: Reply::Changed,
         errors: &[404, 413, 415, 422],
         ..change(
             "set-port",

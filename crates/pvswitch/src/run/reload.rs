@@ -25,6 +25,7 @@ use switch::schedule::{Placement, token};
 use super::endpoint::Address;
 use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
+use crate::config::Reloaded;
 use crate::hints;
 use crate::spec::{Kind, PortSpec, PortTuning, Xen, XenAt, policy};
 use crate::worker::Served;
@@ -135,11 +136,12 @@ impl System {
                         --config FILE";
             return Err(RunError::Conflict(what.into()));
         };
-        let (wanted, include) = self.options.origin.reload(&path)?;
+        let Reloaded { config: wanted, include, warnings } = self.options.origin.reload(&path)?;
         let diff = self.config.diff(&wanted);
         let mut report = report(&diff);
         report["file"] = path.display().to_string().into();
         report["dry_run"] = dry_run.into();
+        report["warnings"] = json!(warnings);
         if dry_run {
             return Ok(report);
         }
@@ -164,6 +166,7 @@ impl System {
             replaced: diff.replaced.len(),
             changed: diff.changed.len(),
         });
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         tracing::info!("configuration reloaded from {}: {}", path.display(), summary(&diff));
         Ok(report)
     }

@@ -1,9 +1,11 @@
 //! Requests of operators, run by the control thread.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use api::config::StaticAddress;
+use api::config::{Part, StaticAddress};
+use api::file::{PROBLEMS_MAX, Problem as ConfigProblem};
 use api::routes::{Operation, Right, Server};
 use api::set::{Change, Target, changes};
 use api::{PortText, Problem, Request};
@@ -112,8 +114,18 @@ impl System {
         let port = PortText::from_json(name, port)?;
         self.config.check_new(&port).map_err(RunError::Conflict)?;
         self.add_port(&PortSpec::from(&port))?;
+        let before = self.config.warnings().into_iter().collect();
         self.config.ports.push(port);
-        Ok(Value::Null)
+        Ok(json!({ "warnings": self.warn(&before) }))
+    }
+
+    /// Logs what is valid and probably not meant, besides what was so before; for the reply.
+    fn warn(&self, before: &BTreeSet<(Part, String)>) -> Vec<ConfigProblem> {
+        let now = self.config.warnings().into_iter();
+        let new = now.filter(|warning| !before.contains(warning)).take(PROBLEMS_MAX);
+        let new: Vec<_> = new.map(|(_, what)| ConfigProblem::new(None, what)).collect();
+        new.iter().for_each(|warning| tracing::warn!("{warning}"));
+        new
     }
 
     fn fdb_add(&mut self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
@@ -187,8 +199,10 @@ impl System {
                 }
             }
         }
+        let before = self.config.warnings().into_iter().collect();
         self.config.set(name, queue, &changes);
-        Ok(Value::Null)
+        let warnings = self.warn(&before);
+        Ok(if warnings.is_empty() { Value::Null } else { json!({ "warnings": warnings }) })
     }
 
     /// Applies the settings in `tuning` to one queue or to all queues of a port.
