@@ -168,11 +168,11 @@ impl Worker {
     #[inline]
     fn burst(&mut self, at: usize, max: usize) {
         let queue = self.scheduler.queue(at);
-        let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
+        let meter = queue.meter(&usage);
         let schedule::Served { source, of, .. } = &queue.served;
         let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
         let taken =
-            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, usage);
+            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, meter);
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();

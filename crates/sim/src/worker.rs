@@ -567,9 +567,9 @@ impl Worker {
             let at = Ns::new(time.ns()) + of.frame * shown_frames.load(Ordering::Relaxed);
             Usage { now: at, cpu: at, ..Usage::default() }
         };
-        let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
+        let meter = queue.meter(&usage);
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, time, usage);
+        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, time, meter);
         let shown_frames = shown_frames.into_inner();
         self.extra += of.frame * shown_frames;
         let is_due = ingress.due().is_some_and(|at| is_soon(at, now)) || took.rate_due.is_some();

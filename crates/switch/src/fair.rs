@@ -149,10 +149,21 @@ impl Usage {
     }
 }
 
+/// A measurement of a burst.
+#[derive(Clone, Copy)]
+pub struct Meter<'a> {
+    /// What the thread has used so far.
+    pub usage: &'a dyn Fn() -> Usage,
+    /// Apart: what reading its frames used, and each delivery. Its frames are copied once more, so
+    /// that page faults of its sender and of its receivers are told apart.
+    pub by_part: bool,
+}
+
 /// Resources that a burst used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BurstUsage {
-    /// Until its frames were forwarded: spent on the ring and the memory of the sender alone.
+    /// Until its frames were forwarded: spent on the ring and the memory of the sender alone. Zero
+    /// if the burst was not measured by part.
     pub own: Spent,
     /// In total.
     pub all: Spent,
@@ -164,8 +175,11 @@ pub struct BurstUsage {
 /// Long bursts halve the limit once they exceed their share of the time. Below that they may be
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
-/// its bursts are measured in CPU time and page faults. If the memory of its guest makes even a
-/// burst of one frame long, by page faults, the queue is *slow*: after each such burst it
+/// its bursts are measured in CPU time and page faults. After one that was long with page faults
+/// they are measured [by part](BurstUsage::own) for [`SLOW_FOR`], which copies their frames once
+/// more: where frames are long and no page is absent (GSO frames on a slow machine, or through
+/// Xen's grants) that cost half of the rate. If the memory of its guest makes even a burst of one
+/// frame long, by page faults, the queue is *slow*: after each such burst it
 /// [waits](Self::record), which bounds what it costs others.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
@@ -175,6 +189,9 @@ pub struct Pace {
     covered: Instant,
     /// Time of the last change or long burst.
     since: Instant,
+    /// Time until which bursts are measured by part.
+    suspect_until: Instant,
+    is_suspect: bool,
     /// Time until which the queue is slow.
     slow_until: Instant,
 }
@@ -182,7 +199,14 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Self {
         let start = Instant::START;
-        Self { frames: BURST_MAX, covered: start, since: start, slow_until: start }
+        Self {
+            frames: BURST_MAX,
+            covered: start,
+            since: start,
+            suspect_until: start,
+            is_suspect: false,
+            slow_until: start,
+        }
     }
 }
 
@@ -197,6 +221,12 @@ impl Pace {
     #[inline]
     pub fn is_watched(&self) -> bool {
         self.frames < BURST_MAX
+    }
+
+    /// How its next burst is to be measured, by `usage`: what the thread has used.
+    #[inline]
+    pub fn meter<'a>(&self, usage: &'a dyn Fn() -> Usage) -> Option<Meter<'a>> {
+        self.is_watched().then_some(Meter { usage, by_part: self.is_suspect })
     }
 
     /// Whether the queue's single frames make long bursts.
@@ -226,6 +256,10 @@ impl Pace {
     #[cold]
     fn change(&mut self, frames: usize, used: BurstUsage, now: Instant) -> Ns {
         let (own, took) = (used.own, used.all.time);
+        if took > LONG && used.all.faults >= SLOW_FAULTS {
+            self.suspect_until = now + SLOW_FOR;
+        }
+        self.is_suspect = now < self.suspect_until;
         let is_slow = frames > 0 && own.time > LONG && own.faults >= SLOW_FAULTS;
         if is_slow && (self.frames == 1 || now < self.slow_until) {
             (self.frames, self.since) = (1, now);

@@ -12,7 +12,7 @@ mod virtual_worker;
 use std::rc::Rc;
 
 use switch::fair::level::Leveller;
-use switch::fair::{BurstUsage, Spent};
+use switch::fair::{BurstUsage, Spent, Usage};
 use switch::forward::Table;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy};
@@ -87,7 +87,7 @@ impl Guest for Sender {
         self.served += work + lost;
         // The CPU time does not contain what it lost.
         let spent = Spent { time: POLL + work, faults: 0 };
-        let used = queue.is_watched().then_some(BurstUsage { own: spent, all: spent });
+        let used = queue.meter(&Usage::default).map(|_| BurstUsage { own: spent, all: spent });
         BurstResult { frames, used, ..BurstResult::default() }
     }
 

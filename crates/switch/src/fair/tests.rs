@@ -164,6 +164,38 @@ fn single_frames_slow_by_the_senders_memory_make_a_queue_wait() {
 }
 
 #[test]
+fn bursts_are_measured_by_part_for_a_time_after_page_faults_alone() {
+    let mut pace = Pace::default();
+    let by_part = |pace: &Pace| pace.meter(&Usage::default).map(|meter| meter.by_part);
+    let (long, mut now) = (Ns::from_ms(1), Instant::START + Ns::from_ms(1));
+    assert_eq!(by_part(&pace), None);
+    let mut record = |pace: &mut Pace, took, faults| {
+        now += Ns::from_ms(2);
+        let all = Spent { time: took, faults };
+        let used = pace.meter(&Usage::default).map(|_| BurstUsage { own: Spent::default(), all });
+        assert_eq!(pace.record(1, took, used, now), Ns::ZERO, "{used:?}");
+        now
+    };
+    // Long frames whose pages are there, as GSO frames on a slow machine.
+    for _ in 0..1000 {
+        record(&mut pace, long, SLOW_FAULTS - 1);
+        assert_ne!(by_part(&pace), Some(true));
+    }
+    assert_eq!(by_part(&pace), Some(false));
+    record(&mut pace, LONG, 128);
+    assert_eq!(by_part(&pace), Some(false), "not long");
+    let mut last = record(&mut pace, long, SLOW_FAULTS);
+    assert_eq!(by_part(&pace), Some(true));
+    // The pages are there again, but it may be a guest that alternates.
+    let until = last + SLOW_FOR;
+    while last < until {
+        assert_eq!(by_part(&pace), Some(true), "{last:?}");
+        last = record(&mut pace, long, 0);
+    }
+    assert_eq!(by_part(&pace), Some(false));
+}
+
+#[test]
 fn a_worker_that_loses_its_cpu_makes_no_queue_slow() {
     // To another thread, or to another virtual machine, which counts as CPU time.
     for measured in [Ns::from_us(10), Ns::from_ms(3)] {

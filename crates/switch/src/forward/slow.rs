@@ -2,7 +2,7 @@
 //! into it is a page fault, and may block.
 //!
 //! Deliveries are measured in time and page faults of the thread while their sender's bursts
-//! are [watched](crate::schedule::Queue::is_watched), because some were long, and always for
+//! are measured by part ([`Pace`](crate::fair::Pace)), because some were long, and always for
 //! frames that were held and for a receiver that is known to be slow. A slow receiver gets one
 //! frame at a time, and then none until its part of the worker's time covers that one; frames for
 //! it are dropped meanwhile, not held: the shortest of these times is as long as a frame may be

@@ -1,6 +1,6 @@
 //! One burst of an ingress queue, as drivers with real ports serve it.
 
-use crate::fair::{BurstUsage, Spent, Usage};
+use crate::fair::{BurstUsage, Meter, Spent};
 use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
@@ -34,7 +34,7 @@ pub struct BurstResult {
 
 /// Serves one burst of at most `max` frames from the locked queue `ingress` of `source`, as far as
 /// the queue is not being drained and its destinations have room. `scratch` is given back empty.
-/// `usage`: what the thread has used, for a [watched](super::Queue::is_watched) queue.
+/// `meter`: how it is measured, from [`Queue::meter`](super::Queue::meter).
 #[inline]
 pub fn burst(
     source: &Source,
@@ -43,9 +43,9 @@ pub fn burst(
     forwarder: &mut Forwarder,
     scratch: &mut Burst<'static>,
     now: Instant,
-    usage: Option<&dyn Fn() -> Usage>,
+    meter: Option<Meter<'_>>,
 ) -> BurstResult {
-    let began = usage.map(|usage| (usage, usage()));
+    let began = meter.map(|meter| (meter, (meter.usage)()));
     let mut own = Spent::default();
     let mut took = BurstResult::default();
     let Some(max) = permit(source, max, forwarder, now, &mut took) else { return took };
@@ -53,13 +53,13 @@ pub fn burst(
     let got = if max == 0 {
         Ok(0)
     } else {
-        // Direct reads are not measured.
-        if began.is_none() {
+        // Direct reads are not measured by part.
+        if meter.is_none_or(|meter| !meter.by_part) {
             took.findings.merge(forwarder.direct(source, ingress, now));
         }
         ingress.burst(max, now, scratch, &mut |burst| {
             let found = match began {
-                Some((usage, began)) if !burst.permits_granted() => {
+                Some((Meter { usage, by_part: true }, began)) if !burst.permits_granted() => {
                     forward_copies(source, burst, forwarder, now, || own = usage().since(began))
                 }
                 _ => forwarder.forward(source, burst, now),
@@ -70,8 +70,8 @@ pub fn burst(
             took.findings.merge(found);
         })
     };
-    took.used = began.map(|(usage, began)| {
-        let mut all = usage().since(began);
+    took.used = began.map(|(meter, began)| {
+        let mut all = (meter.usage)().since(began);
         took.findings.slow.iter().for_each(|slow| all.time -= slow.took);
         BurstUsage { own, all }
     });

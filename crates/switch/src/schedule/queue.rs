@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use crate::fair::level::Backlog;
-use crate::fair::{Pace, Share};
+use crate::fair::{Meter, Pace, Share, Usage};
 use crate::forward::Source;
 use crate::poll::{Costs, Gather, Policy, Poller, State};
 use crate::time::{Instant, Ns};
@@ -138,10 +138,10 @@ impl<Q> Queue<Q> {
         self.waits_rate && now < self.nap.1
     }
 
-    /// Whether its bursts are to be measured in CPU time: see [`burst`](super::burst).
+    /// How its next [burst](super::burst) is to be measured, by `usage`: what the thread has used.
     #[inline]
-    pub fn is_watched(&self) -> bool {
-        self.pace.is_watched()
+    pub fn meter<'a>(&self, usage: &'a dyn Fn() -> Usage) -> Option<Meter<'a>> {
+        self.pace.meter(usage)
     }
 
     /// The time that it owes to others.

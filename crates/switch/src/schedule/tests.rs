@@ -218,10 +218,10 @@ impl Worker {
                     let ns = self.clock.load(Ordering::Relaxed);
                     Usage { cpu: Ns::new(ns), faults: ns / 1_000, ..Usage::default() }
                 };
-                let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
+                let meter = queue.meter(&usage);
                 let Served { source, of, .. } = &queue.served;
                 let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, usage);
+                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, meter);
                 if self.scheduler.record_burst(&took) == Then::Arm {
                     let queue = self.scheduler.queue(*at);
                     let disarms = queue.poller().disarms();

@@ -199,7 +199,7 @@ fn slow_delivery_is_charged_to_its_receiver_and_not_to_its_sender() {
     let _ = worker.scheduler.next(worker.now(), &worker.forwarder);
     let owed = worker.owed();
     assert_eq!((owed[at], owed[receiver]), (0, 1), "one round at most");
-    assert!(!worker.scheduler.queues[at].is_watched());
+    assert!(!worker.scheduler.queues[at].pace.is_watched());
 }
 
 #[test]
