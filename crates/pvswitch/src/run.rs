@@ -466,6 +466,7 @@ impl System {
                 self.add_stream(spec, id, leaving)?
             }
             Kind::Tap(conf) => self.add_tap(spec, conf, id, leaving)?,
+            Kind::AfPacket(conf) => self.add_af_packet(spec, conf, id)?,
             Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
             Kind::Null => Prepared::new(setup::add_null(spec, id)),
         };
@@ -603,6 +604,7 @@ impl System {
             .chain(self.xen_due())
             .chain(self.manager.due())
             .chain(self.live_due())
+            .chain(self.links_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
@@ -616,6 +618,7 @@ impl System {
         }
         self.retry_due();
         self.resume_due();
+        self.check_links();
         self.drop_slow_clients();
         self.finish_whys();
         self.xen_tick();

@@ -115,6 +115,8 @@ pub enum Kind {
     Passt(Passt),
     /// A TAP interface of the host.
     Tap(Tap),
+    /// Packet sockets on an interface.
+    AfPacket(AfPacket),
     /// A Xen guest's vif.
     Xen(Xen),
     /// Accepts and drops all frames.
@@ -184,6 +186,17 @@ pub struct Tap {
     pub mtu: Option<u16>,
     /// Whether it stays when the switch ends; `None`: unchanged.
     pub persist: Option<bool>,
+}
+
+/// A port on an interface of the host, by packet sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AfPacket {
+    /// Interface name.
+    pub ifname: String,
+    /// Network namespace of the interface, if not ours.
+    pub netns: Option<String>,
+    /// Number of sockets.
+    pub queues: u16,
 }
 
 /// A port for a vif, or for all vifs.
@@ -311,6 +324,10 @@ fn kind(text: &PortText) -> Kind {
                 _ => None,
             },
         }),
+        port::Kind::AfPacket => {
+            let (ifname, netns) = (text.arg.clone(), text.text("netns"));
+            Kind::AfPacket(AfPacket { ifname, netns, queues })
+        }
         port::Kind::Xen | port::Kind::XenLocal => {
             let mut without = text.names("without");
             if text.word("smart-poll") != Some("on") {
@@ -337,6 +354,7 @@ impl Kind {
             Self::Dgram(_) => port::Kind::Dgram,
             Self::Passt(_) => port::Kind::Passt,
             Self::Tap(_) => port::Kind::Tap,
+            Self::AfPacket(_) => port::Kind::AfPacket,
             Self::Xen(Xen { at: XenAt::Local(_), .. }) => port::Kind::XenLocal,
             Self::Xen(_) => port::Kind::Xen,
             Self::Null => port::Kind::Null,
@@ -368,6 +386,7 @@ impl fmt::Display for Kind {
             }
             Self::Passt(_) => f.write_str("passt"),
             Self::Tap(port) => write!(f, "tap:{}", port.ifname),
+            Self::AfPacket(port) => write!(f, "af-packet:{}", port.ifname),
             Self::Xen(Xen { at: XenAt::Vif(id), .. }) => write!(f, "xen:{id}"),
             Self::Xen(Xen { at: XenAt::Auto, .. }) => f.write_str("xen:auto"),
             Self::Xen(Xen { at: XenAt::Local(dir), .. }) => {

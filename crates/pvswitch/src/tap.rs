@@ -1,16 +1,20 @@
-//! A TAP interface as the queues of a port.
+//! An interface of the host, a TAP or by packet sockets, as the queues of a port.
 
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use shm::Private;
 use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::{Offloads, VnetHdr};
-use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
+use uplink::{
+    Batching, PACKET_OFFLOADS, PacketLink, PacketOptions, TapEgress, TapError, TapFd, TapIngress,
+    TapOptions,
+};
 
-use crate::spec::Tap;
+use crate::spec::{AfPacket, Tap};
 
 /// Buffers of a queue to place in grantable memory: the frames in flight while the receiver keeps
 /// up.
@@ -32,6 +36,8 @@ pub struct TapPort {
     pub offloads: Offloads,
     /// Whether the interface was removed.
     pub removed: bool,
+    /// Whether its queues are packet sockets.
+    pub is_packet: bool,
 }
 
 /// Opens (or creates) the TAP of a port and sets it up.
@@ -52,9 +58,27 @@ fn port(
     reads: Offloads,
     writes: Offloads,
 ) -> Result<TapPort, TapError> {
-    let pairs = queues.iter().map(|fd| pair(fd, reads, writes));
+    let wrap = |fd: &Arc<OwnedFd>| TapFd::new(Arc::clone(fd), Batching::Auto);
+    let pairs = queues.iter().map(|fd| pair(fd, wrap, reads, writes));
     let pairs = pairs.collect::<Result<_, _>>()?;
-    Ok(TapPort { pairs, created, offloads: reads, removed: false })
+    Ok(TapPort { pairs, created, offloads: reads, removed: false, is_packet: false })
+}
+
+/// Opens packet sockets on the interface of a port or, from another process, takes them over.
+pub fn packet(conf: &AfPacket, handed: Option<Vec<OwnedFd>>) -> Result<TapPort, TapError> {
+    let queues = match handed {
+        Some(queues) => queues.into_iter().map(Arc::new).collect(),
+        None => uplink::open_packet(&PacketOptions {
+            name: conf.ifname.clone(),
+            netns: conf.netns.clone(),
+            queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
+        })?,
+    };
+    let wrap = |fd: &Arc<OwnedFd>| TapFd::packet(Arc::clone(fd));
+    let pairs = queues.iter().map(|fd| pair(fd, wrap, Offloads::ALL, PACKET_OFFLOADS));
+    let pairs = pairs.collect::<Result<_, _>>()?;
+    let removed = queues.iter().any(|q| uplink::packet_link(q.as_fd()) == PacketLink::Removed);
+    Ok(TapPort { pairs, created: false, offloads: PACKET_OFFLOADS, removed, is_packet: true })
 }
 
 /// Takes over the TAP of a port from another process.
@@ -69,6 +93,10 @@ pub struct TapQueues {
     pub fds: Vec<Arc<OwnedFd>>,
     ingress: Vec<Arc<Mutex<TapIngress>>>,
     pub created: bool,
+    /// Whether they are packet sockets.
+    pub is_packet: bool,
+    /// Of packet sockets: when to check whether the interface, which is down, is up again.
+    pub check_at: Option<Instant>,
     /// Offloads that the kernel supports for frames from here.
     all: Offloads,
     /// Offloads requested from the kernel.
@@ -81,6 +109,8 @@ impl TapQueues {
             fds: tap.pairs.iter().map(|p| Arc::clone(&p.fd)).collect(),
             ingress: tap.pairs.iter().map(|p| Arc::clone(&p.ingress)).collect(),
             created: tap.created,
+            is_packet: tap.is_packet,
+            check_at: None,
             all: tap.offloads,
             offloads: tap.offloads,
         }
@@ -93,6 +123,16 @@ impl TapQueues {
                 ingress.lock().unwrap_or_else(PoisonError::into_inner).set_memory(memory);
             }
         }
+    }
+
+    /// The ingress of a queue.
+    pub fn ingress(&self, queue: usize) -> &Arc<Mutex<TapIngress>> {
+        &self.ingress[queue]
+    }
+
+    /// State of the interface, of packet sockets.
+    pub fn link(&self) -> PacketLink {
+        uplink::packet_link(self.fds[0].as_fd())
     }
 
     /// Frames of each queue that were read and not delivered.
@@ -113,7 +153,7 @@ impl TapQueues {
     /// Requests from the kernel the present offloads again: opening the interface once more has
     /// requested all.
     pub fn restore_offloads(&self) -> std::io::Result<()> {
-        if self.offloads == self.all {
+        if self.offloads == self.all || self.is_packet {
             return Ok(());
         }
         uplink::request_offloads(&*self.fds[0], &self.offloads).map(drop)
@@ -123,7 +163,8 @@ impl TapQueues {
     /// does the others itself, and no frame needs work in the switch.
     pub fn follow(&mut self, accepted: &Offloads) -> std::io::Result<()> {
         let want = self.all.and(accepted);
-        if want == self.offloads {
+        // A packet socket has no such request: the switch does what its receiver does not.
+        if want == self.offloads || self.is_packet {
             return Ok(());
         }
         self.offloads = uplink::request_offloads(&*self.fds[0], &want)?;
@@ -149,15 +190,18 @@ pub fn options(conf: &Tap) -> TapOptions {
     }
 }
 
-fn pair(fd: &Arc<OwnedFd>, reads: Offloads, writes: Offloads) -> Result<TapPair, TapError> {
+fn pair(
+    fd: &Arc<OwnedFd>,
+    wrap: impl Fn(&Arc<OwnedFd>) -> TapFd,
+    reads: Offloads,
+    writes: Offloads,
+) -> Result<TapPair, TapError> {
     let ingress_stats = Arc::new(IngressStats::default());
     let egress_stats = Arc::new(EgressStats::default());
-    let read = TapFd::new(Arc::clone(fd), Batching::Auto);
-    let write = TapFd::new(Arc::clone(fd), Batching::Auto);
-    let ingress = TapIngress::new(read, reads, Arc::clone(&ingress_stats));
+    let ingress = TapIngress::new(wrap(fd), reads, Arc::clone(&ingress_stats));
     let ingress = ingress
         .map_err(|error| TapError::Os { what: "allocate memory for frames".into(), error })?;
-    let egress = TapEgress::new(write, writes, Arc::clone(&egress_stats));
+    let egress = TapEgress::new(wrap(fd), writes, Arc::clone(&egress_stats));
     Ok(TapPair {
         ingress: Arc::new(Mutex::new(ingress)),
         ingress_stats,

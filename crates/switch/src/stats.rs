@@ -141,6 +141,8 @@ counters! {
         mac_flaps,
         /// Frames from an address that stays another port's: a static one, or in its `mac=`.
         mac_elsewhere,
+        /// Dropped by the kernel because a packet socket was full: this port's worker was late.
+        drops_not_read: Shared,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.
         drops_runt,
         /// Longer than any legal frame.

@@ -1,4 +1,4 @@
-//! Egress to a TAP queue.
+//! Egress to a TAP queue, or a packet socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -29,6 +29,8 @@ type Start = [u8; VNET_LEN + HEAD_LEN];
 /// counted (`drops_no_room`): later frames have been delivered, and must not be overtaken.
 pub struct TapEgress {
     fd: TapFd,
+    /// Where the header begins in these: one of a packet socket is two bytes shorter.
+    header_at: usize,
     starts: Vec<Start>,
     lens: Vec<u32>,
     offloads: Offloads,
@@ -39,7 +41,8 @@ impl TapEgress {
     /// Creates egress to `fd`, which accepts `offloads` ([`crate::Tap::offloads_write`]).
     pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<EgressStats>) -> Self {
         let starts = vec![[0; VNET_LEN + HEAD_LEN]; BATCH];
-        Self { fd, starts, lens: Vec::with_capacity(BATCH), offloads, stats }
+        let header_at = if fd.is_packet() { VNET_LEN - VnetHdr::LEN } else { 0 };
+        Self { fd, header_at, starts, lens: Vec::with_capacity(BATCH), offloads, stats }
     }
 
     /// Writes up to [`BATCH`] frames with one system call; returns the number handled.
@@ -48,7 +51,7 @@ impl TapEgress {
         for (start, pick) in self.starts.iter_mut().zip(picks) {
             let frame = &burst.frames[usize::from(*pick)];
             let head = burst.head(usize::from(*pick));
-            fill(start, &frame.hdr, frame.len);
+            fill(&mut start[self.header_at..], &frame.hdr, frame.len);
             start[VNET_LEN..][..head.len()].copy_from_slice(head);
             self.lens.push(frame.len);
         }
@@ -56,7 +59,7 @@ impl TapEgress {
         for (start, pick) in self.starts.iter().zip(picks) {
             let frame = &burst.frames[usize::from(*pick)];
             let head_len = burst.head(usize::from(*pick)).len();
-            batch.push(Seg::of(&start[..VNET_LEN + head_len]));
+            batch.push(Seg::of(&start[self.header_at..VNET_LEN + head_len]));
             let mut skip = head_len as u32;
             let mut left = frame.len - skip;
             for seg in burst.segs(frame) {
@@ -72,7 +75,7 @@ impl TapEgress {
 }
 
 /// Writes the virtio-net header of a frame of `len` bytes at the start.
-fn fill(start: &mut Start, hdr: &VnetHdr, len: u32) {
+fn fill(start: &mut [u8], hdr: &VnetHdr, len: u32) {
     // The kernel refuses a header length beyond the frame; the sender's value is unchecked.
     let hdr_len = hdr.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
     start[..VnetHdr::LEN].copy_from_slice(&VnetHdr { hdr_len, ..*hdr }.bytes());
@@ -97,10 +100,12 @@ fn settle(results: &[Io], lens: &[u32], stats: &EgressStats) -> Result<usize, Fa
                 frames += 1;
                 bytes += u64::from(*len);
             }
-            Err(Errno::IO) => stats.drops_down.add(1),
+            Err(Errno::IO | Errno::NETDOWN) => stats.drops_down.add(1),
             // The sender truncated the frame's memory.
             Err(Errno::FAULT) => stats.drops_bad_addr.add(1),
             Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
+            // Of a packet socket.
+            Err(Errno::NXIO) => return Err(Fault("the interface was removed".into())),
             Err(_) if no_room(*result) => stats.drops_no_room.add(1),
             // EINVAL: the frame is invalid for the kernel (offload request and headers do not
             // agree, shorter than an Ethernet header). It would never be accepted.
@@ -136,9 +141,9 @@ impl Egress for TapEgress {
 
     fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
         let len = head.len() as u32 + body.iter().map(|seg| seg.len()).sum::<u32>();
-        fill(&mut self.starts[0], hdr, len);
+        fill(&mut self.starts[0][self.header_at..], hdr, len);
         let mut batch = self.fd.writes();
-        batch.push(Seg::of(&self.starts[0][..VNET_LEN]));
+        batch.push(Seg::of(&self.starts[0][self.header_at..VNET_LEN]));
         batch.push(Seg::of(head));
         for seg in body {
             batch.push(*seg);

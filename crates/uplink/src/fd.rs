@@ -1,4 +1,4 @@
-//! One queue of a TAP interface, with batched reads and writes.
+//! One queue of a TAP interface, or a packet socket, with batched reads and writes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,6 +38,17 @@ impl TapFd {
             Batching::Plain => Err(io::ErrorKind::Unsupported.into()),
         };
         Self { engine: engine.unwrap_or_else(|_| Engine::plain()), fd }
+    }
+
+    /// Wraps a packet socket returned by [`crate::open_packet`].
+    pub fn packet(socket: Arc<OwnedFd>) -> Self {
+        let engine = Engine::with_ring_for_socket(socket.as_fd(), BATCH as u32);
+        Self { engine: engine.unwrap_or_else(|_| Engine::plain()).of_socket(), fd: socket }
+    }
+
+    /// Whether it is a packet socket.
+    pub(crate) fn is_packet(&self) -> bool {
+        self.engine.is_socket()
     }
 
     /// System calls for batches: `Auto` means io_uring for reads and writes.

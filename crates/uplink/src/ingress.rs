@@ -1,4 +1,4 @@
-//! Ingress from a TAP queue.
+//! Ingress from a TAP queue, or a packet socket.
 
 mod buffers;
 mod direct;
@@ -205,7 +205,9 @@ impl TapIngress {
                     continue;
                 }
                 Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
-                Err(error) => return Err(Fault(format!("reading the TAP interface: {error}"))),
+                // Of a packet socket.
+                Err(Errno::NETDOWN) => return Err(Fault("the interface is down".into())),
+                Err(error) => return Err(Fault(format!("reading the interface: {error}"))),
             };
             got += 1;
             self.empty = false;
@@ -293,7 +295,8 @@ impl Ingress for TapIngress {
     }
 
     fn supports_direct(&self) -> bool {
-        self.taken.is_empty() && !self.direct.expects_small()
+        // The tag of a frame from a packet socket is inserted, which needs its bytes.
+        self.taken.is_empty() && !self.direct.expects_small() && !self.fd.is_packet()
     }
 
     fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {

@@ -22,6 +22,7 @@ mod ingress;
 mod netlink;
 mod netns;
 mod null;
+mod packet;
 mod pcap;
 mod stream;
 mod sys;
@@ -34,6 +35,10 @@ pub use framing::{BadLength, FRAME_MAX, FRAME_MIN, Inbox, LENGTH_LEN};
 pub use ingress::TapIngress;
 pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
+pub use packet::{
+    PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, open_packet, packet_link,
+    packet_losses,
+};
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use stream::{End, Socket, StreamEgress, StreamIngress};
 pub use sys::{Io, ReadBatch, WriteBatch};

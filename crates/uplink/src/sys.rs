@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use shm::{Seg, SegMut};
 
 use crate::fd::Batching;
+use crate::packet;
 
 /// Outcome for one frame: bytes moved, virtio-net header included, or why not.
 pub type Io = Result<u32, Errno>;
@@ -46,16 +47,41 @@ pub(crate) struct Engine {
     /// For each frame, the end of its part of `iovecs`.
     ends: Vec<usize>,
     results: Vec<Io>,
+    /// How frames of a packet socket are received.
+    socket: Option<Box<packet::sys::Batch>>,
 }
 
-// SAFETY: the pointers in `iovecs` are used only inside `run`, which is called through a batch
+// SAFETY: the pointers in `iovecs`, and those in `socket`, are used only inside `run`, which is called through a batch
 // that borrows the memory they name; between batches they are dead.
 unsafe impl Send for Engine {}
 
 impl Engine {
     /// Without io_uring.
     pub(crate) fn plain() -> Self {
-        Self { ring: None, nowait: true, iovecs: Vec::new(), ends: Vec::new(), results: Vec::new() }
+        Self {
+            ring: None,
+            nowait: true,
+            iovecs: Vec::new(),
+            ends: Vec::new(),
+            results: Vec::new(),
+            socket: None,
+        }
+    }
+
+    /// Reads from a packet socket, each frame into one piece of memory.
+    pub(crate) fn of_socket(mut self) -> Self {
+        self.socket = Some(Box::default());
+        self
+    }
+
+    /// Whether it reads from a packet socket.
+    pub(crate) fn is_socket(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// With a ring for writes to a packet socket, if this kernel lets us have one.
+    pub(crate) fn with_ring_for_socket(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
+        Self::untried(fd, entries, true)
     }
 
     /// With a ring of `entries` for `fd`, if this kernel lets us have one and can use it on `fd`
@@ -133,6 +159,13 @@ impl Engine {
     fn run(&mut self, fd: BorrowedFd<'_>, op: Op) -> &[Io] {
         self.results.clear();
         self.results.resize(self.ends.len(), Err(Errno::CANCELED));
+        if let Some(batch) = self.socket.as_mut().filter(|_| op == Op::Read) {
+            assert_eq!(self.iovecs.len(), self.ends.len(), "one piece of memory for each frame");
+            if !self.ends.is_empty() {
+                batch.receive(fd, &self.iovecs, &mut self.results);
+            }
+            return &self.results;
+        }
         let worth = self.ends.len() >= RING_FRAMES_MIN && (self.nowait || op == Op::Write);
         let ring = self.ring.as_mut().filter(|_| worth);
         let frames = Frames { iovecs: &self.iovecs, ends: &self.ends };

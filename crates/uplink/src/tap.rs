@@ -121,6 +121,23 @@ pub enum TapError {
         /// The path.
         path: PathBuf,
     },
+    /// There is no interface for a packet socket.
+    NoLink {
+        /// Its name.
+        name: String,
+        /// The namespace searched.
+        netns: Option<String>,
+    },
+    /// Frames of the interface are not Ethernet's.
+    NotEthernet {
+        /// Its name.
+        name: String,
+    },
+    /// It is down, and this kernel spreads only frames of one that is up.
+    LinkDown {
+        /// Its name.
+        name: String,
+    },
     /// An inherited descriptor is not a queue of a TAP as needed.
     NotQueue {
         /// What is wrong.
@@ -194,6 +211,19 @@ impl fmt::Display for TapError {
                 "{} is not a network namespace: name one of `ip netns list` or a path such as \
                  /proc/PID/ns/net",
                 path.display()
+            ),
+            Self::NoLink { name, netns } => {
+                let netns = netns.as_ref().map_or_else(String::new, |netns| format!(" -n {netns}"));
+                write!(f, "interface `{name}` does not exist: name one of `ip{netns} link`")
+            }
+            Self::NotEthernet { name } => write!(
+                f,
+                "interface `{name}` is not an Ethernet interface: frames need Ethernet headers"
+            ),
+            Self::LinkDown { name } => write!(
+                f,
+                "interface `{name}` is down, and Linux before 6.13 spreads frames only of one that \
+                 is up: set it up first (ip link set {name} up), or use queues=1"
             ),
             Self::NotQueue { what } => write!(
                 f,

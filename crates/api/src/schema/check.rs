@@ -34,9 +34,14 @@ pub fn path(path: &str) -> Result<(), String> {
 
 /// Checks the name of an interface, or `fd=NAME`.
 pub fn interface(name: &str) -> Result<(), String> {
-    if let Some(name) = inherited(name) {
-        return name.map(drop);
+    match inherited(name) {
+        Some(name) => name.map(drop),
+        None => interface_name(name),
     }
+}
+
+/// Checks the name of an interface.
+pub fn interface_name(name: &str) -> Result<(), String> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
     let is_path = name == "." || name == "..";
     if (1..=IFNAME_MAX).contains(&name.len()) && !name.contains(bad) && !is_path {

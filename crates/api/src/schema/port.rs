@@ -1,7 +1,7 @@
 //! Kinds of ports, and their options.
 
 pub use super::check::{check_rules, vif};
-use super::check::{directory, interface, path, socket};
+use super::check::{directory, interface, interface_name, path, socket};
 use super::{Choice, Entry, Live, Type};
 use crate::queues::QUEUES_MAX;
 
@@ -18,6 +18,8 @@ pub enum Kind {
     Passt,
     /// A TAP interface of the host.
     Tap,
+    /// Any interface of the host, by packet sockets.
+    AfPacket,
     /// A Xen guest's vif, or all of them.
     Xen,
     /// A vif without Xen.
@@ -44,7 +46,7 @@ pub struct KindEntry {
 }
 
 /// All kinds.
-pub const KINDS: [KindEntry; 8] = [
+pub const KINDS: [KindEntry; 9] = [
     KindEntry {
         kind: Kind::VhostUser,
         name: "vhost-user",
@@ -90,6 +92,15 @@ pub const KINDS: [KindEntry; 8] = [
                starter opened",
     },
     KindEntry {
+        kind: Kind::AfPacket,
+        name: "af-packet",
+        args: &["IFNAME"],
+        file: "interface",
+        check: interface_name,
+        help: "an existing Ethernet interface of the host, all of whose frames it receives and \
+               sends",
+    },
+    KindEntry {
         kind: Kind::Xen,
         name: "xen",
         args: &["DOMID/DEVID", "auto"],
@@ -116,7 +127,7 @@ pub const KINDS: [KindEntry; 8] = [
 ];
 
 /// Kinds of later versions, for the error message.
-pub const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
+pub const KINDS_LATER: [&str; 2] = ["af-xdp", "pcap"];
 
 impl Kind {
     /// Its entry.
@@ -139,6 +150,7 @@ pub fn common() -> impl Iterator<Item = &'static Entry> + Clone {
 
 const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
+const AF_PACKET: &[Kind] = &[Kind::AfPacket];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 
 /// Kinds with a Unix socket.
@@ -321,6 +333,11 @@ pub const TABLE: &[Entry] = &[
         "; an existing interface needs `multi_queue` for more than one; with `fd=NAME`, as many \
              descriptors of that name",
     ),
+    Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
+        .of(AF_PACKET),
+    Entry::new("queues", QUEUES, "1", "sockets on the interface, 1 to 16")
+        .of(AF_PACKET)
+        .more("; the kernel sends all frames of a flow to the same"),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new(
         "persist",

@@ -67,7 +67,7 @@ impl Address {
                     carries: Carries::Stream,
                 });
             }
-            Kind::Tap(_) | Kind::Xen(_) | Kind::Null => return None,
+            Kind::Tap(_) | Kind::AfPacket(_) | Kind::Xen(_) | Kind::Null => return None,
         };
         let (own, peer) = match role {
             Role::Server => (Some(socket.clone()), Peer::Connects),

@@ -67,7 +67,10 @@ impl System {
             Request::Stats => Ok(self.stats()),
             Request::Ports => Ok(json!({ "ports": self.show_ports() })),
             Request::Port { name } => Ok(self.show_port(self.port(name)?)),
-            Request::PortStats { name } => Ok(port_stats(self.port(name)?)),
+            Request::PortStats { name } => {
+                self.count_packet_losses();
+                Ok(port_stats(self.port(name)?))
+            }
             Request::AddPort { name, port } => self.add_new(name, port),
             Request::DelPort { name } => {
                 self.del_port(name)?;

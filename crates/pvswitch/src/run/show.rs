@@ -121,7 +121,9 @@ impl System {
             }
             Attach::Stream(_) => {}
             Attach::Tap(tap) => {
-                value["created"] = tap.created.into();
+                if !tap.is_packet {
+                    value["created"] = tap.created.into();
+                }
                 value["offloads"] = format!("{:?}", tap.offloads).into();
             }
             Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
@@ -131,6 +133,7 @@ impl System {
     }
 
     pub(super) fn stats(&self) -> Value {
+        self.count_packet_losses();
         json!({
             "uptime_ns": self.clock().now().ns(),
             "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),

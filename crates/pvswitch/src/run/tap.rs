@@ -1,21 +1,29 @@
-//! TAP ports.
+//! Ports on interfaces of the host: TAPs, and packet sockets.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::event::Event;
 use switch::fdb::PortId;
-use switch::forward::{EgressQueue, Source};
+use switch::forward::{EgressQueue, Port, Source};
 use switch::schedule::token;
+use uplink::PacketLink;
 use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
-use super::{Attach, PortState, RunError, System};
-use crate::spec::{PortSpec, Tap};
-use crate::tap::TapQueues;
+use super::{Attach, Ingress, PortState, RunError, System};
+use crate::pool::Pool;
+use crate::spec::{AfPacket, PortSpec, Tap};
+use crate::tap::{TapPort, TapQueues};
 use crate::worker::Served;
 
 /// Why the port of an interface that was removed is down.
-const REMOVED: &str = "the TAP interface was removed";
+const REMOVED: &str = "the interface was removed";
+const DOWN: &str = "the interface is down";
+const TAP_REMOVED: &str = "the TAP interface was removed";
+/// Time between checks whether an interface is up again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl System {
     pub(super) fn add_tap(
@@ -26,11 +34,27 @@ impl System {
         leaving: &Leaving,
     ) -> Result<Prepared, RunError> {
         let tap = self.open_tap(spec, conf, leaving)?;
-        let removed = tap.removed;
+        Ok(self.add_interface(spec, tap, id))
+    }
+
+    pub(super) fn add_af_packet(
+        &mut self,
+        spec: &PortSpec,
+        conf: &AfPacket,
+        id: PortId,
+    ) -> Result<Prepared, RunError> {
+        let handed = self.inherited.taps.remove(&spec.name).map(|(queues, _)| queues);
+        let opened = crate::tap::packet(conf, handed);
+        let tap = opened.map_err(|error| RunError::Tap { name: spec.name.clone(), error })?;
+        Ok(self.add_interface(spec, tap, id))
+    }
+
+    fn add_interface(&self, spec: &PortSpec, tap: TapPort, id: PortId) -> Prepared {
+        let (removed, is_packet) = (tap.removed, tap.is_packet);
         let mut egress = Vec::new();
         let mut ingress = Vec::new();
         let mut served = Vec::new();
-        let queues = TapQueues::new(&tap);
+        let mut queues = TapQueues::new(&tap);
         for bus in self.xen.values() {
             bus.set_tap_memory(&queues);
         }
@@ -46,15 +70,23 @@ impl System {
             served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
         }
         let port = Arc::new(self.make_port(id, &spec.name, egress));
-        let mut state = PortState::new(spec, port, ingress, Attach::Tap(queues));
-        if removed {
-            // As it was in the previous process.
-            state.failure = Some(REMOVED.into());
-            served.clear();
-        } else {
-            state.port.set_active(state.port.egress.len() as u16);
+        // One taken over from another process may be down, or gone.
+        let failure = match (is_packet, removed) {
+            (false, true) => Some(TAP_REMOVED),
+            (true, true) => Some(REMOVED),
+            (true, false) if queues.link() == PacketLink::Down => {
+                queues.check_at = Some(Instant::now() + CHECK_INTERVAL);
+                Some(DOWN)
+            }
+            _ => None,
+        };
+        match failure {
+            Some(_) => served.clear(),
+            None => port.set_active(port.egress.len() as u16),
         }
-        Ok(Prepared { state, served })
+        let mut state = PortState::new(spec, port, ingress, Attach::Tap(queues));
+        state.failure = failure.map(Into::into);
+        Prepared { state, served }
     }
 
     /// Takes a port down whose interface cannot be used any more; each of its queues reports that.
@@ -62,16 +94,92 @@ impl System {
         let Some(state) = self.ports.get_mut(name).filter(|state| state.failure.is_none()) else {
             return;
         };
+        let Attach::Tap(queues) = &mut state.attach else { return };
+        let link = if queues.is_packet { queues.link() } else { PacketLink::Removed };
+        let why = if queues.is_packet && link == PacketLink::Removed { REMOVED } else { why };
+        if link != PacketLink::Removed {
+            queues.check_at = Some(Instant::now() + CHECK_INTERVAL);
+            tracing::warn!(port = name, "down: {why}: set it up (ip link set IFNAME up)");
+        } else {
+            tracing::error!(
+                port = name,
+                "down: {why}: make it again, then remove and add the port (ctl del-port, add-port)"
+            );
+        }
+        let all = queues.fds.len() as u16;
         state.failure = Some(why.into());
-        state.faults += 1;
+        // To set an interface down is an operator's decision.
+        state.faults += u64::from(link == PacketLink::Removed);
         state.port.set_active(0);
         let id = state.port.id;
+        (0..all).for_each(|queue| self.pool.drop_queue(token(id, queue, false)));
         self.fdb.flush_learned(id);
-        tracing::error!(
-            port = name,
-            "down: {why}: make it again, then remove and add the port (ctl del-port, add-port)"
-        );
-        self.publish(Event::Fault { port: name.into(), cause: why.into() });
+        if link == PacketLink::Removed {
+            self.publish(Event::Fault { port: name.into(), cause: why.into() });
+        }
         self.touch(name);
+    }
+
+    /// When to check interfaces that are down.
+    pub(super) fn links_due(&self) -> Option<Instant> {
+        let taps = self.ports.values().filter_map(|state| match &state.attach {
+            Attach::Tap(tap) => tap.check_at,
+            _ => None,
+        });
+        taps.min()
+    }
+
+    /// Serves ports again whose interface is up again.
+    pub(super) fn check_links(&mut self) {
+        let now = Instant::now();
+        for (name, state) in &mut self.ports {
+            let Attach::Tap(queues) = &mut state.attach else { continue };
+            if queues.check_at.take_if(|at| *at <= now).is_none() {
+                continue;
+            }
+            match queues.link() {
+                PacketLink::Down => queues.check_at = Some(now + CHECK_INTERVAL),
+                PacketLink::Removed => {
+                    tracing::error!(
+                        port = name,
+                        "{REMOVED}: make it again, then remove and add the port (ctl del-port, \
+                         add-port)"
+                    );
+                    state.failure = Some(REMOVED.into());
+                }
+                PacketLink::Up => {
+                    tracing::info!(port = name, "its interface is up again");
+                    queues.fds.iter().for_each(|fd| uplink::clear_packet_error(fd.as_fd()));
+                    state.failure = None;
+                    serve_all(&self.pool, &state.port, &state.ingress, queues);
+                    state.port.set_active(queues.fds.len() as u16);
+                }
+            }
+        }
+    }
+
+    /// Counts frames that the kernel dropped since the last call, because sockets were full.
+    pub(super) fn count_packet_losses(&self) {
+        for state in self.ports.values() {
+            if let Attach::Tap(queues) = &state.attach
+                && queues.is_packet
+            {
+                for (fd, ingress) in queues.fds.iter().zip(&state.ingress) {
+                    ingress.stats.drops_not_read.add(uplink::packet_losses(fd.as_fd()));
+                }
+            }
+        }
+    }
+}
+
+/// Has workers serve all queues of an interface.
+fn serve_all(pool: &Pool, port: &Port, ingress: &[Ingress], queues: &TapQueues) {
+    for (queue, known) in ingress.iter().enumerate() {
+        let (stats, tuning) = (Arc::clone(&known.stats), Arc::clone(&known.tuning));
+        let source = Source::new(port.id, queue as u16, stats, tuning);
+        let token = token(port.id, queue as u16, false);
+        let kick = Some(Arc::clone(&queues.fds[queue]) as KickFd);
+        let ingress = Arc::clone(queues.ingress(queue));
+        pool.serve(Served { token, source, ingress, kick, notifies: true });
     }
 }

@@ -57,7 +57,12 @@ const RULES: &str = "the guest uses another address, forwards for others, or spo
 const STORM: &str = "look for a loop or a scan in the guest; if it is wanted, raise storm=";
 const SIZES: &str = "use the same MTU everywhere; with long frames the guest needs MRG_RXBUF";
 
-const FROM: [Cause; 30] = [
+const FROM: [Cause; 31] = [
+    cause(
+        "drops_not_read",
+        "came to its interface faster than they were read, and the kernel dropped them",
+        "add --workers and queues=; a switch without CAP_NET_ADMIN: raise net.core.rmem_max",
+    ),
     cause("drops_runt", "are shorter than their headers", BROKEN),
     cause(
         "drops_too_long",

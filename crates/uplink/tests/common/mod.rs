@@ -1,4 +1,5 @@
 //! Namespaces, taps and frames for tests.
+#![allow(dead_code)]
 
 use std::num::NonZeroU16;
 use std::process::Command;

@@ -1,0 +1,195 @@
+//! Ports on interfaces of the host by packet sockets: between two kernels, each at the other end of
+//! a veth.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{Dir, Switch, pvswitch, upgrade, wait_for};
+use serde_json::Value;
+
+/// Namespaces `a` and `b` with a veth each, `v1`, whose other ends `va` and `vb` are in `mid`.
+struct Wires {
+    mid: String,
+    a: String,
+    b: String,
+}
+
+fn ip(args: &str) -> bool {
+    Command::new("ip").args(args.split(' ')).output().is_ok_and(|out| out.status.success())
+}
+
+impl Wires {
+    /// `None`: this machine does not permit namespaces.
+    fn new() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = |end: &str| format!("pvs-afp-{}-{n}-{end}", std::process::id());
+        let all = Self { mid: name("mid"), a: name("a"), b: name("b") };
+        if ![&all.mid, &all.a, &all.b].iter().all(|netns| ip(&format!("netns add {netns}"))) {
+            println!("skipped: no network namespaces here");
+            return None;
+        }
+        for (netns, side, host) in [(&all.a, "va", 1), (&all.b, "vb", 2)] {
+            let do_it = |args: &str| assert!(ip(args), "ip {args}");
+            do_it(&format!("-n {} link add {side} type veth peer name v1 netns {netns}", all.mid));
+            do_it(&format!("-n {} link set {side} up", all.mid));
+            do_it(&format!("-n {netns} link set v1 address 02:00:00:00:00:0{host} up"));
+            do_it(&format!("-n {netns} addr add 10.8.0.{host}/24 dev v1"));
+        }
+        Some(all)
+    }
+
+    /// Ports `a` and `b` at the ends of the wires.
+    fn ports(&self, options: &str) -> [String; 2] {
+        ["a", "b"].map(|port| format!("{port}=af-packet:v{port},netns={}{options}", self.mid))
+    }
+}
+
+impl Drop for Wires {
+    fn drop(&mut self) {
+        for netns in [&self.mid, &self.a, &self.b] {
+            ip(&format!("netns del {netns}"));
+        }
+    }
+}
+
+fn within<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> T {
+    uplink::in_netns(netns, work).unwrap()
+}
+
+/// Bytes that no other position has.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// A TCP connection from `a` to `b`.
+fn connection(wires: &Wires) -> (TcpStream, TcpStream) {
+    let listener = within(&wires.b, || TcpListener::bind("10.8.0.2:5000").unwrap());
+    let client = within(&wires.a, || TcpStream::connect("10.8.0.2:5000").unwrap());
+    let (server, _) = listener.accept().unwrap();
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    }
+    (client, server)
+}
+
+/// Sends through the connection and checks what arrives.
+fn transfer(from: &mut TcpStream, to: &mut TcpStream, len: usize) {
+    let sent = pattern(len);
+    std::thread::scope(|scope| {
+        scope.spawn(|| from.write_all(&sent).unwrap());
+        let mut got = vec![0; len];
+        to.read_exact(&mut got).unwrap();
+        assert!(got == sent);
+    });
+}
+
+/// Bytes of a port's frames, and their number, of all queues.
+fn received(switch: &Switch, port: &str) -> (u64, u64) {
+    let stats = switch.port("stats", port);
+    let sum = |key: &str| {
+        stats["ingress"].as_array().unwrap().iter().map(|q| q[key].as_u64().unwrap()).sum::<u64>()
+    };
+    (sum("bytes"), sum("frames"))
+}
+
+#[test]
+fn tcp_between_two_kernels_passes_in_long_frames_and_over_an_upgrade() {
+    for options in ["", ",queues=2"] {
+        let Some(wires) = Wires::new() else { return };
+        let dir = Dir::new();
+        let switch = Switch::start(&dir, &[], &wires.ports(options));
+        let (mut client, mut server) = connection(&wires);
+        transfer(&mut client, &mut server, 32 << 20);
+        transfer(&mut server, &mut client, 1 << 20);
+        let (bytes, frames) = received(&switch, "a");
+        assert!(bytes > 32 << 20 && bytes / frames > 3000, "{bytes} bytes in {frames} frames");
+        let _next = upgrade(&switch);
+        transfer(&mut client, &mut server, 1 << 20);
+        assert!(received(&switch, "a").0 > bytes, "counters are handed on");
+        assert_eq!(switch.port("show", "a")["kind"], "af-packet:va");
+        switch.shut_down(&dir);
+    }
+}
+
+fn state(switch: &Switch, port: &str) -> [Value; 2] {
+    let port = switch.port("show", port);
+    ["state", "last_error"].map(|key| port[key].clone())
+}
+
+#[test]
+fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
+    let Some(wires) = Wires::new() else { return };
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &wires.ports(""));
+    let (mut client, mut server) = connection(&wires);
+    transfer(&mut client, &mut server, 1000);
+    let mut next = Vec::new();
+    for _ in 0..2 {
+        assert!(ip(&format!("-n {} link set va down", wires.mid)));
+        switch.wait_up("a", false);
+        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
+        next.push(upgrade(&switch));
+        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
+        assert!(ip(&format!("-n {} link set va up", wires.mid)));
+        switch.wait_up("a", true);
+        assert_eq!(state(&switch, "a"), ["up".into(), Value::Null]);
+        transfer(&mut client, &mut server, 1000);
+    }
+    assert_eq!(switch.port("show", "a")["faults"], 0);
+    assert!(ip(&format!("-n {} link del va", wires.mid)));
+    wait_for("its end", || state(&switch, "a")[1] == "the interface was removed");
+    let _next = upgrade(&switch);
+    assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface was removed")]);
+    assert!(switch.is_up("b"));
+    switch.shut_down(&dir);
+}
+
+#[test]
+fn frames_that_the_switch_does_not_take_are_counted() {
+    let Some(wires) = Wires::new() else { return };
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &wires.ports(""));
+    wait_for("the drain", || switch.json(&["drain", "a"])["drain"] == "drained");
+    assert!(ip(&format!("-n {} neigh add 10.8.0.9 lladdr 02:00:00:00:00:09 dev v1", wires.a)));
+    let socket = within(&wires.a, || UdpSocket::bind("10.8.0.1:0").unwrap());
+    let lost = || switch.counter("a", "ingress", "drops_not_read");
+    wait_for("a loss", || {
+        (0..5000).for_each(|_| _ = socket.send_to(&[0; 1400], "10.8.0.9:9").unwrap());
+        lost() > 0
+    });
+    let why = String::from_utf8(switch.ctl(&["why", "a", "--seconds", "0"]).stdout).unwrap();
+    assert!(why.contains("drops_not_read") && why.contains("faster than they were read"), "{why}");
+}
+
+#[test]
+fn interfaces_that_cannot_be_used_are_errors_with_a_remedy() {
+    let Some(wires) = Wires::new() else { return };
+    let [a, _] = wires.ports("");
+    let fails = |command: &mut Command, want: &str| {
+        let out = command.output().unwrap();
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert!(!out.status.success() && error.contains(want), "{error}");
+    };
+    let run = |port: &str| {
+        let mut command = pvswitch();
+        command.args(["run", "--quiet", "--port", port]);
+        command
+    };
+    fails(&mut run(&a.replace("va", "vx")), "interface `vx` does not exist: name one of `ip -n");
+    fails(&mut run("x=af-packet:lo"), "`lo` is not an Ethernet interface");
+    let twice = &["--port", &a, "--port", &a.replace("a=", "b=")];
+    fails(pvswitch().args(["run"]).args(twice), "is already used by port 'a'");
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-net_raw", "--inh-caps", "-net_raw"]);
+    command.arg(pvswitch().get_program()).args(["run", "--quiet", "--port", "x=af-packet:lo"]);
+    if Command::new("setpriv").arg("--version").output().is_ok() {
+        let want = "open a packet socket on interface `lo`: CAP_NET_RAW is required";
+        fails(&mut command, want);
+    }
+}
