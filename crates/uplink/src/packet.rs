@@ -17,6 +17,8 @@ use self::sys::Fanout;
 use crate::netns::in_netns;
 use crate::tap::TapError;
 
+const _: () = assert!(sys::FRAME_AT == crate::VNET_LEN);
+
 /// Bytes of frames, with the kernel's own of each, that wait in a socket to be read.
 const RECEIVE_BYTES: i32 = 8 << 20;
 /// The same, until the interface has sent them.

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use shm::{Seg, SegMut};
 
 use crate::fd::Batching;
-use crate::packet;
+use crate::packet::sys::Batch;
 
 /// Outcome for one frame: bytes moved, virtio-net header included, or why not.
 pub type Io = Result<u32, Errno>;
@@ -48,11 +48,11 @@ pub(crate) struct Engine {
     ends: Vec<usize>,
     results: Vec<Io>,
     /// How frames of a packet socket are received.
-    socket: Option<Box<packet::sys::Batch>>,
+    socket: Option<Box<Batch>>,
 }
 
-// SAFETY: the pointers in `iovecs`, and those in `socket`, are used only inside `run`, which is called through a batch
-// that borrows the memory they name; between batches they are dead.
+// SAFETY: the pointers in `iovecs`, and those in `socket`, are used only inside `run`, which is
+// called through a batch that borrows the memory they name; between batches they are dead.
 unsafe impl Send for Engine {}
 
 impl Engine {

@@ -6,9 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::VNET_LEN;
-use crate::sys::Io;
-
+/// Where a frame begins in its buffer: as behind the header of a TAP.
+pub(super) const FRAME_AT: usize = 12;
 /// Bytes of the virtio-net header of a packet socket: without `num_buffers`.
 const HDR_LEN: usize = 10;
 /// Bytes of the MAC addresses, before a tag.
@@ -32,13 +31,13 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Receives a frame into each of `buffers`, as many as there are: the header, and from
-    /// [`VNET_LEN`] on the frame, into which its VLAN tag is inserted. The results of frames are
+    /// [`FRAME_AT`] on the frame, into which its VLAN tag is inserted. The results of frames are
     /// their lengths with header; a frame that does not fit has that of its buffer.
     pub(crate) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
         buffers: &[libc::iovec],
-        results: &mut [Io],
+        results: &mut [Result<u32, Errno>],
     ) {
         self.prepare(buffers);
         let len = buffers.len() as libc::c_uint;
@@ -61,10 +60,10 @@ impl Batch {
             }
         };
         for ((buffer, header), result) in buffers.iter().zip(&self.headers).zip(&mut *results) {
-            let len = VNET_LEN + (header.msg_len as usize).saturating_sub(HDR_LEN);
+            let len = FRAME_AT + (header.msg_len as usize).saturating_sub(HDR_LEN);
             let len = match tag(&header.msg_hdr) {
                 Some(tag) if len < buffer.iov_len - TAG_LEN => {
-                    if len >= VNET_LEN + ADDRESSES_LEN {
+                    if len >= FRAME_AT + ADDRESSES_LEN {
                         insert(tag, buffer, len);
                     }
                     len + TAG_LEN
@@ -86,10 +85,10 @@ impl Batch {
             self.control.resize(buffers.len(), [0; CONTROL_WORDS]);
         }
         for (i, buffer) in buffers.iter().enumerate() {
-            let frame_at = buffer.iov_base.cast::<u8>().wrapping_add(VNET_LEN).cast();
+            let frame_at = buffer.iov_base.cast::<u8>().wrapping_add(FRAME_AT).cast();
             self.parts[i] = [
                 libc::iovec { iov_base: buffer.iov_base, iov_len: HDR_LEN },
-                libc::iovec { iov_base: frame_at, iov_len: buffer.iov_len - VNET_LEN },
+                libc::iovec { iov_base: frame_at, iov_len: buffer.iov_len - FRAME_AT },
             ];
             let header = &mut self.headers[i].msg_hdr;
             header.msg_iov = self.parts[i].as_mut_ptr();
@@ -128,11 +127,11 @@ fn tag(header: &libc::msghdr) -> Option<[u8; TAG_LEN]> {
 /// Inserts a tag into a frame of `len` bytes with header, after its addresses.
 fn insert(tag: [u8; TAG_LEN], buffer: &libc::iovec, len: usize) {
     let end = len + TAG_LEN;
-    assert!(end <= buffer.iov_len && len >= VNET_LEN + ADDRESSES_LEN, "checked by the caller");
+    assert!(end <= buffer.iov_len && len >= FRAME_AT + ADDRESSES_LEN, "checked by the caller");
     // SAFETY: the running batch borrows the buffer, which has `end` bytes, for writing; the kernel
     // has written `len` of them, and those after were initialized by its owner.
     let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.iov_base.cast::<u8>(), end) };
-    let at = VNET_LEN + ADDRESSES_LEN;
+    let at = FRAME_AT + ADDRESSES_LEN;
     bytes.copy_within(at..len, at + TAG_LEN);
     bytes[at..at + TAG_LEN].copy_from_slice(&tag);
     // Positions in the header are those without the tag: `hdr_len` with GSO, `csum_start`.
