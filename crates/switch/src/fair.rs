@@ -155,7 +155,7 @@ pub struct Meter<'a> {
     /// What the thread has used so far.
     pub usage: &'a dyn Fn() -> Usage,
     /// Apart: what reading its frames used, and each delivery. Its frames are copied once more, so
-    /// that page faults of its sender and of its receivers are told apart.
+    /// that page faults of its sender and of its receivers are distinguished.
     pub by_part: bool,
 }
 
@@ -176,7 +176,7 @@ pub struct BurstUsage {
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
 /// its bursts are measured in CPU time and page faults. After one that was long with page faults
-/// they are measured [by part](BurstUsage::own) for [`SLOW_FOR`], which copies their frames once
+/// they are measured [by part](BurstUsage::own) for `SLOW_FOR`, which copies their frames once
 /// more: where frames are long and no page is absent (GSO frames on a slow machine, or through
 /// Xen's grants) that cost half of the rate. If the memory of its guest makes even a burst of one
 /// frame long, by page faults, the queue is *slow*: after each such burst it
