@@ -59,7 +59,8 @@ impl Batch {
                 },
             }
         };
-        for ((buffer, header), result) in buffers.iter().zip(&self.headers).zip(&mut *results) {
+        let received = buffers.iter().zip(&self.headers).take(got);
+        for ((buffer, header), result) in received.zip(&mut *results) {
             let len = FRAME_AT + (header.msg_len as usize).saturating_sub(HDR_LEN);
             let len = match tag(&header.msg_hdr) {
                 Some(tag) if len < buffer.iov_len - TAG_LEN => {
