@@ -7,6 +7,7 @@
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
 //! * [`StreamIngress`] and [`StreamEgress`]: a stream socket in QEMU's framing ([`Inbox`]).
 //! * [`DgramIngress`] and [`DgramEgress`]: datagram sockets, one frame a datagram.
+//! * [`evpn`] announces addresses in a Linux bridge, for BGP EVPN.
 //! * [`PcapWriter`] writes captured frames as pcapng; [`PcapCount`] counts those of a stream.
 //! * [`NullIngress`] and [`NullEgress`]: receive nothing, drop everything.
 //!
@@ -16,6 +17,7 @@
 
 mod dgram;
 mod egress;
+pub mod evpn;
 mod fd;
 mod framing;
 mod ingress;

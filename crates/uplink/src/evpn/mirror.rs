@@ -1,0 +1,780 @@
+//! Decides which entries the bridges get. No clock, no descriptor: messages of the kernel and
+//! addresses of the switch in, requests and actions out.
+//!
+//! An address of the switch in a bridge is a *claim*:
+//!
+//! ```text
+//!              ┌──────── refused, lost ────────┐
+//!              ▼                               │
+//!   new ──▶ Wanted ── Put ──▶ Sent ── reply ──▶ Held ── on another interface ──▶ Yielded
+//!              ▲                                                                       │
+//!              └───────── new evidence: a frame from it, its port came up ─────────────┘
+//! ```
+//! Between a request and its reply what the kernel reports of the entry is older than the request:
+//! only after it another interface's entry means that the address has moved.
+
+mod display;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use switch::fdb::{Mac, PortId};
+use switch::tenant::Vlan;
+
+use super::links::{Kind, Link, Links};
+use super::wire::{Dump, Entry, Heard, Key, Request};
+use super::{Action, Address, Local, Member, Vlans};
+
+/// Requests sent at once.
+const BATCH: usize = 64;
+/// Requests without a reply.
+const FLIGHT_MAX: usize = 256;
+/// For how long entries of an earlier process stay while its guests come back.
+const GRACE: Duration = Duration::from_secs(10);
+/// Time between two dumps: interfaces change in groups.
+const SYNC_REST: Duration = Duration::from_millis(100);
+/// Time after which a dump that has not ended is requested again.
+const DUMP_MAX: Duration = Duration::from_secs(5);
+/// After a refusal.
+const RETRY: Duration = Duration::from_secs(5);
+/// After an entry was deleted by another program.
+const LOST_REST: Duration = Duration::from_secs(1);
+/// Shortest time until a port's next announcement beyond its rate: several then share it.
+const RATE_REST: Duration = Duration::from_millis(200);
+/// Time from a new VXLAN interface or tunnel until entries are announced again: FRR notices it
+/// first.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// FRR counts as a duplicate an address that moved five times in three minutes. Each of two hosts
+/// claims it twice at most in that time.
+const YIELDS_MAX: u8 = 2;
+const YIELD_WINDOW: Duration = Duration::from_secs(180);
+/// For how long an address is left to the other host after that.
+const HOLD: Duration = Duration::from_secs(90);
+
+type Place = u32;
+
+/// What the kernel reported.
+#[derive(Default)]
+struct Table {
+    links: Links,
+    /// The interface of each entry, by bridge.
+    entries: HashMap<(u32, Key), (u32, Entry)>,
+    /// Where VXLAN interfaces send; all zeros: broadcasts.
+    tunnels: HashMap<(u32, Mac), IpAddr>,
+}
+
+impl Table {
+    fn bridge_of(&self, link: u32) -> Option<u32> {
+        self.links.get(link)?.master
+    }
+
+    fn entry(&self, bridge: u32, key: Key) -> Option<(u32, Entry)> {
+        self.entries.get(&(bridge, key)).copied()
+    }
+}
+
+/// A TAP, and its state.
+struct Tap {
+    member: Member,
+    /// Its interface and bridge, if it is in that bridge.
+    at: Option<At>,
+    /// Whether the bridge was asked to join it, or to pass its VLANs.
+    is_set_up: bool,
+    claims: HashMap<Address, Claim>,
+    /// The last refusal: an error number.
+    refused: Option<i32>,
+}
+
+/// Where a TAP is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct At {
+    link: u32,
+    bridge: u32,
+    is_aware: bool,
+    pvid: u16,
+}
+
+impl Tap {
+    /// The VLAN of an entry for VLAN `vlan` of the switch; `None`: it does not pass there.
+    fn vid(&self, at: At, vlan: u16) -> Option<u16> {
+        let untagged = match &self.member.vlan {
+            Vlan::Transparent => vlan == 0,
+            other => other.untagged() == Some(vlan),
+        };
+        match (at.is_aware, &self.member.vlan) {
+            (false, _) => untagged.then_some(0),
+            (true, Vlan::Transparent) => Some(if untagged { at.pvid } else { vlan }),
+            (true, other) => other.carries(vlan).then_some(vlan),
+        }
+        .filter(|vid| !at.is_aware || *vid != 0)
+    }
+
+    /// The VLAN of the switch for that of an entry.
+    fn vlan(&self, at: At, vid: u16) -> Option<u16> {
+        match (at.is_aware, &self.member.vlan) {
+            (false, Vlan::Transparent) => Some(0),
+            (false, other) => other.untagged(),
+            (true, Vlan::Transparent) => Some(if vid == at.pvid { 0 } else { vid }),
+            (true, other) => other.carries(vid).then_some(vid),
+        }
+    }
+
+    fn key(&self, address: Address) -> Option<(At, Key)> {
+        let at = self.at?;
+        Some((at, Key { mac: address.mac, vid: self.vid(at, address.vlan)? }))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Wanted,
+    Sent,
+    Held,
+    Yielded,
+    /// Of an earlier process, which knew the address: the kernel's table says whether it is held.
+    Inherited,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    phase: Phase,
+    /// Not before.
+    after: Option<Instant>,
+    /// Evidence at the time it was yielded.
+    starts: u64,
+    yields: u8,
+    first_yield: Option<Instant>,
+}
+
+impl Claim {
+    const NEW: Self =
+        Self { phase: Phase::Wanted, after: None, starts: 0, yields: 0, first_yield: None };
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.after.is_none_or(|after| after <= now)
+    }
+
+    /// Whether its moves still count.
+    fn is_recent(&self, now: Instant) -> bool {
+        self.first_yield.is_some_and(|first| now < first + YIELD_WINDOW)
+    }
+}
+
+/// A request without a reply.
+enum Flight {
+    Put(Place, Address),
+    /// A setting of a TAP.
+    Setting(Place),
+    Other,
+}
+
+/// Decides what the bridges get; see the module's documentation.
+pub(super) struct Mirror {
+    taps: BTreeMap<Place, Tap>,
+    next_place: Place,
+    locals: Vec<(Address, Local)>,
+    table: Table,
+    /// The next table, while a dump is read.
+    fresh: Option<Table>,
+    dump: Option<(u32, Dump, Instant)>,
+    /// Time of the next dump.
+    sync_at: Option<Instant>,
+    /// Whether any dump has ended.
+    is_synced: bool,
+    /// Whether messages were lost since.
+    is_stale: bool,
+    flights: HashMap<u32, Flight>,
+    seq: u32,
+    /// Addresses to be compared with the kernel's table.
+    changed: BTreeSet<(Place, Address)>,
+    later: BTreeSet<(Instant, Place, Address)>,
+    /// Entries of TAPs that are no longer members.
+    left: Vec<(u32, Key)>,
+    /// VXLAN interfaces known in bridges.
+    vxlans: BTreeSet<(u32, u32)>,
+    /// When, and in which bridges, entries are announced again.
+    again_at: Option<Instant>,
+    again_in: BTreeSet<u32>,
+    again: BTreeSet<(Place, Address)>,
+    grace_until: Instant,
+    began: Instant,
+    /// Whether problems may have changed.
+    has_news: bool,
+}
+
+impl Mirror {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            taps: BTreeMap::new(),
+            next_place: 0,
+            locals: Vec::new(),
+            table: Table::default(),
+            fresh: None,
+            dump: None,
+            sync_at: Some(now),
+            is_synced: false,
+            is_stale: true,
+            flights: HashMap::new(),
+            seq: 0,
+            changed: BTreeSet::new(),
+            later: BTreeSet::new(),
+            left: Vec::new(),
+            vxlans: BTreeSet::new(),
+            again_at: None,
+            again_in: BTreeSet::new(),
+            again: BTreeSet::new(),
+            grace_until: now + GRACE,
+            began: now,
+            has_news: false,
+        }
+    }
+
+    // ---- what the switch says ----
+
+    pub(super) fn set_members(&mut self, members: Vec<Member>) {
+        let gone: Vec<_> = self
+            .taps
+            .iter()
+            .filter(|(_, tap)| !members.contains(&tap.member))
+            .map(|(place, _)| *place)
+            .collect();
+        for place in gone {
+            let Some(tap) = self.taps.remove(&place) else { continue };
+            let Some(at) = tap.at else { continue };
+            let mine = self.table.entries.iter().filter(|((bridge, _), (link, entry))| {
+                *bridge == at.bridge && *link == at.link && entry.is_static
+            });
+            self.left.extend(mine.map(|((_, key), (link, _))| (*link, *key)));
+        }
+        for member in members {
+            if self.taps.values().any(|tap| tap.member == member) {
+                continue;
+            }
+            let tap =
+                Tap { member, at: None, is_set_up: false, claims: HashMap::new(), refused: None };
+            self.taps.insert(self.next_place, tap);
+            self.next_place += 1;
+            self.sync_at = self.sync_at.or(Some(self.began));
+        }
+    }
+
+    pub(super) fn set_locals(&mut self, locals: Vec<(Address, Local)>) {
+        let before = std::mem::replace(&mut self.locals, locals);
+        let (mut old, mut new) = (before.iter().peekable(), self.locals.iter().peekable());
+        let mut changed = Vec::new();
+        loop {
+            let address = match (old.peek(), new.peek()) {
+                (None, None) => break,
+                (Some((address, _)), None) | (None, Some((address, _))) => *address,
+                (Some((a, _)), Some((b, _))) => *a.min(b),
+            };
+            let was = old.next_if(|(other, _)| *other == address).map(|(_, local)| local);
+            let is = new.next_if(|(other, _)| *other == address).map(|(_, local)| local);
+            if was != is {
+                changed.push(address);
+            }
+        }
+        for address in changed {
+            self.changed.extend(self.taps.keys().map(|place| (*place, address)));
+        }
+    }
+
+    /// The addresses are those of another process, which announced them: they are no new evidence
+    /// against other hosts.
+    pub(super) fn inherit(&mut self) {
+        for tap in self.taps.values_mut() {
+            for (address, local) in &self.locals {
+                let claim = Claim { phase: Phase::Inherited, starts: local.starts, ..Claim::NEW };
+                tap.claims.insert(*address, claim);
+            }
+        }
+    }
+
+    fn local(&self, address: Address) -> Option<Local> {
+        let at = self.locals.binary_search_by_key(&address, |(of, _)| *of).ok()?;
+        let (_, local) = self.locals[at];
+        (local.learned || local.starts > 0).then_some(local)
+    }
+
+    /// What the switch is to forget is no evidence.
+    fn forget(&mut self, address: Address) {
+        if let Ok(at) = self.locals.binary_search_by_key(&address, |(of, _)| *of) {
+            self.locals[at].1.learned = false;
+        }
+    }
+
+    // ---- what the kernel says ----
+
+    pub(super) fn hear(&mut self, heard: Heard, now: Instant) {
+        let table = self.fresh.as_mut().unwrap_or(&mut self.table);
+        match heard {
+            Heard::Link(link) => self.hear_link(link, now),
+            Heard::LinkGone(index) => {
+                if let Some(link) = table.links.remove(index)
+                    && self.concerns(&link)
+                {
+                    self.request_sync(now);
+                }
+            }
+            Heard::Port(index) => {
+                let link = self.table.links.get(index);
+                if self.fresh.is_none() && link.is_some_and(|link| self.concerns(link)) {
+                    self.request_sync(now);
+                }
+            }
+            Heard::Ip(link, ip) => table.links.set_ip(link, ip),
+            Heard::Entry { link, key, entry } => {
+                let Some(bridge) = table.bridge_of(link) else { return };
+                table.entries.insert((bridge, key), (link, entry));
+                self.entry_changed(bridge, key);
+            }
+            Heard::EntryGone { link, key } => {
+                let Some(bridge) = table.bridge_of(link) else { return };
+                if table.entry(bridge, key).is_some_and(|(at, _)| at == link) {
+                    table.entries.remove(&(bridge, key));
+                    self.entry_changed(bridge, key);
+                }
+            }
+            Heard::Tunnel { link, mac, vtep } => {
+                let before = table.tunnels.insert((link, mac), vtep);
+                if self.fresh.is_none() && mac == Mac::default() && before.is_none() {
+                    // FRR serves this VNI, since now.
+                    if let Some(bridge) = self.table.bridge_of(link) {
+                        self.announce_again(bridge, now);
+                    }
+                }
+            }
+            Heard::TunnelGone { link, mac, vtep } => {
+                let known = table.tunnels.get(&(link, mac));
+                if vtep.is_none_or(|vtep| known == Some(&vtep)) {
+                    table.tunnels.remove(&(link, mac));
+                }
+            }
+            Heard::Done { seq, interrupted } => self.end_dump(seq, interrupted, now),
+            Heard::Reply { seq, error } => self.hear_reply(seq, error, now),
+            Heard::Lost => {
+                self.flights.clear();
+                self.is_stale = true;
+                (self.fresh, self.dump) = (None, None);
+                for claim in self.taps.values_mut().flat_map(|tap| tap.claims.values_mut()) {
+                    if claim.phase == Phase::Sent {
+                        claim.phase = Phase::Wanted;
+                    }
+                }
+                self.request_sync(now);
+            }
+        }
+    }
+
+    fn hear_link(&mut self, link: Link, now: Instant) {
+        let concerns = self.concerns(&link);
+        let table = self.fresh.as_mut().unwrap_or(&mut self.table);
+        let (index, kind, master) = (link.index, link.kind, link.master);
+        let (name, up) = (link.name.clone(), link.up);
+        let before = table.links.set(link);
+        if self.fresh.is_some() {
+            return;
+        }
+        let known = before.as_ref();
+        let is_same = known.is_some_and(|b| (b.kind, b.master, &b.name) == (kind, master, &name));
+        if !is_same && (concerns || before.as_ref().is_some_and(|before| self.concerns(before))) {
+            self.request_sync(now);
+        }
+        let came_up = up && before.is_some_and(|before| !before.up);
+        if let (true, Kind::Vxlan { .. }, Some(bridge)) = (came_up, kind, master) {
+            self.announce_again(bridge, now);
+        }
+        debug_assert!(self.table.links.get(index).is_some(), "it was set");
+    }
+
+    fn concerns(&self, link: &Link) -> bool {
+        link.kind != Kind::Other || self.taps.values().any(|tap| tap.member.interface == link.name)
+    }
+
+    fn entry_changed(&mut self, bridge: u32, key: Key) {
+        if self.fresh.is_some() {
+            return;
+        }
+        for (place, tap) in &self.taps {
+            if let Some(at) = tap.at.filter(|at| at.bridge == bridge)
+                && let Some(vlan) = tap.vlan(at, key.vid)
+            {
+                self.changed.insert((*place, Address { mac: key.mac, vlan }));
+            }
+        }
+    }
+
+    fn announce_again(&mut self, bridge: u32, now: Instant) {
+        self.again_in.insert(bridge);
+        self.again_at = self.again_at.or(Some(now + AGAIN_AFTER));
+    }
+
+    fn hear_reply(&mut self, seq: u32, error: i32, now: Instant) {
+        if let Some((of, _, _)) = self.dump
+            && of == seq
+        {
+            // A dump that is refused; its end is another message.
+            if error != 0 {
+                (self.fresh, self.dump) = (None, None);
+                self.sync_at = Some(now + RETRY);
+            }
+            return;
+        }
+        match self.flights.remove(&seq) {
+            Some(Flight::Put(place, address)) => {
+                let Some(tap) = self.taps.get_mut(&place) else { return };
+                self.has_news |= tap.refused.is_some() != (error != 0);
+                tap.refused = (error != 0).then_some(error);
+                if let Some(claim) = tap.claims.get_mut(&address)
+                    && claim.phase == Phase::Sent
+                {
+                    claim.phase = if error == 0 { Phase::Held } else { Phase::Wanted };
+                    claim.after = (error != 0).then(|| now + RETRY);
+                }
+                self.changed.insert((place, address));
+            }
+            Some(Flight::Setting(place)) => {
+                let Some(tap) = self.taps.get_mut(&place) else { return };
+                if error != 0 {
+                    tap.refused = Some(error);
+                    self.has_news = true;
+                }
+            }
+            Some(Flight::Other) | None => {}
+        }
+    }
+
+    // ---- dumps ----
+
+    fn request_sync(&mut self, now: Instant) {
+        let rest = if self.is_synced { SYNC_REST } else { Duration::ZERO };
+        self.sync_at = Some(self.sync_at.map_or(now + rest, |at| at.min(now + rest)));
+    }
+
+    fn end_dump(&mut self, seq: u32, interrupted: bool, now: Instant) {
+        let Some((of, what, _)) = self.dump else { return };
+        if of != seq {
+            return;
+        }
+        if interrupted {
+            (self.fresh, self.dump) = (None, None);
+            self.sync_at = Some(now + SYNC_REST);
+            return;
+        }
+        self.dump = match what {
+            Dump::Links => Some((0, Dump::Addresses, now)),
+            Dump::Addresses => Some((0, Dump::Entries, now)),
+            Dump::Entries => None,
+        };
+        if self.dump.is_none()
+            && let Some(fresh) = self.fresh.take()
+        {
+            self.table = fresh;
+            self.resolve(now);
+        }
+    }
+
+    /// Finds the TAPs in a new table, and compares all addresses with it.
+    fn resolve(&mut self, now: Instant) {
+        let links = &self.table.links;
+        for (place, tap) in &mut self.taps {
+            let bridge = links.named(&tap.member.bridge);
+            let at = bridge.and_then(|bridge| {
+                let link = links.named(&tap.member.interface)?;
+                let Kind::Bridge { is_aware, pvid } = bridge.kind else { return None };
+                let (link, is_in) = (link.index, link.master == Some(bridge.index));
+                is_in.then_some(At { link, bridge: bridge.index, is_aware, pvid })
+            });
+            if tap.at != at {
+                (tap.at, tap.is_set_up, tap.refused) = (at, false, None);
+            }
+            self.changed.extend(self.locals.iter().map(|(address, _)| (*place, *address)));
+            self.changed.extend(tap.claims.keys().map(|address| (*place, *address)));
+        }
+        let is_ours = |(link, entry): (u32, Entry), at: At| link == at.link && entry.is_static;
+        for ((bridge, key), slot) in &self.table.entries {
+            for (place, tap) in &self.taps {
+                if let Some(at) = tap.at.filter(|at| at.bridge == *bridge && is_ours(*slot, *at))
+                    && let Some(vlan) = tap.vlan(at, key.vid)
+                {
+                    self.changed.insert((*place, Address { mac: key.mac, vlan }));
+                }
+            }
+        }
+        let bridges: BTreeSet<u32> =
+            self.taps.values().filter_map(|tap| Some(tap.at?.bridge)).collect();
+        let found: BTreeSet<_> = bridges
+            .iter()
+            .flat_map(|bridge| self.table.links.vxlans(*bridge).map(|link| (*bridge, link.index)))
+            .collect();
+        if self.is_synced {
+            for (bridge, _) in found.difference(&self.vxlans).copied().collect::<Vec<_>>() {
+                self.announce_again(bridge, now);
+            }
+        }
+        (self.vxlans, self.is_synced, self.is_stale) = (found, true, false);
+        self.has_news = true;
+    }
+
+    // ---- decisions ----
+
+    /// Sends up to a batch of requests, once the kernel's table is known.
+    pub(super) fn step(
+        &mut self,
+        now: Instant,
+        permit: &mut dyn FnMut(PortId) -> Result<(), Instant>,
+        send: &mut dyn FnMut(u32, &Request),
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some((_, _, since)) = self.dump
+            && now > since + DUMP_MAX
+        {
+            self.hear(Heard::Lost, now);
+        }
+        if self.dump.is_none() && self.sync_at.is_some_and(|at| at <= now) {
+            (self.sync_at, self.fresh) = (None, Some(Table::default()));
+            self.dump = Some((0, Dump::Links, now));
+        }
+        if let Some((0, what, since)) = self.dump {
+            let seq = self.next_seq();
+            self.dump = Some((seq, what, since));
+            send(seq, &Request::Dump(what));
+        }
+        if self.dump.is_some() || self.is_stale {
+            return;
+        }
+        self.set_up(send);
+        self.wake(now);
+        let mut room = BATCH.min(FLIGHT_MAX.saturating_sub(self.flights.len()));
+        while room > 0
+            && let Some((link, key)) = self.left.pop()
+        {
+            self.request(send, &Request::Delete { link, key }, Flight::Other);
+            room -= 1;
+        }
+        while room > 0
+            && let Some((place, address)) = self.changed.pop_first()
+        {
+            room -= self.compare(place, address, now, permit, send, actions);
+        }
+        while room > 0
+            && let Some((place, address)) = self.again.pop_first()
+        {
+            room -= self.put_again(place, address, send).min(room);
+        }
+    }
+
+    fn next_seq(&mut self) -> u32 {
+        // 0 is for messages without a request.
+        self.seq = self.seq.checked_add(1).unwrap_or(1);
+        self.seq
+    }
+
+    fn request(&mut self, send: &mut dyn FnMut(u32, &Request), what: &Request, flight: Flight) {
+        let seq = self.next_seq();
+        self.flights.insert(seq, flight);
+        send(seq, what);
+    }
+
+    /// Moves what is due from `later`.
+    fn wake(&mut self, now: Instant) {
+        while let Some((at, place, address)) = self.later.first().copied()
+            && at <= now
+        {
+            self.later.pop_first();
+            self.changed.insert((place, address));
+        }
+        if self.again_at.is_some_and(|at| at <= now) {
+            self.again_at = None;
+            let bridges = std::mem::take(&mut self.again_in);
+            for (place, tap) in &self.taps {
+                if tap.at.is_some_and(|at| bridges.contains(&at.bridge)) {
+                    let held = tap.claims.iter().filter(|(_, claim)| claim.phase == Phase::Held);
+                    self.again.extend(held.map(|(address, _)| (*place, *address)));
+                }
+            }
+        }
+    }
+
+    /// Puts TAPs into their bridges, and sets what passes there.
+    fn set_up(&mut self, send: &mut dyn FnMut(u32, &Request)) {
+        let mut wanted = Vec::new();
+        for (place, tap) in self.taps.iter_mut().filter(|(_, tap)| !tap.is_set_up) {
+            let links = &self.table.links;
+            let link = links.named(&tap.member.interface);
+            let bridge = links.named(&tap.member.bridge);
+            let bridge = bridge.filter(|link| matches!(link.kind, Kind::Bridge { .. }));
+            let (Some(link), Some(bridge)) = (link, bridge) else { continue };
+            match tap.at {
+                None if link.master.is_none() => {
+                    let (link, bridge) = (link.index, bridge.index);
+                    wanted.push((*place, Request::Join { link, bridge }));
+                }
+                None => continue,
+                Some(at) => {
+                    let link = at.link;
+                    if self.table.links.get(link).is_some_and(|l| l.learns == Some(true)) {
+                        wanted.push((*place, Request::StopLearning { link }));
+                    }
+                    let vlans = Vlans::of(&tap.member.vlan);
+                    if at.is_aware && vlans != Vlans::default() {
+                        wanted.push((*place, Request::AddVlans { link, vlans }));
+                    }
+                }
+            }
+            tap.is_set_up = true;
+        }
+        for (place, request) in wanted {
+            self.request(send, &request, Flight::Setting(place));
+        }
+    }
+
+    /// Compares an address with the kernel's table; returns the number of requests.
+    fn compare(
+        &mut self,
+        place: Place,
+        address: Address,
+        now: Instant,
+        permit: &mut dyn FnMut(PortId) -> Result<(), Instant>,
+        send: &mut dyn FnMut(u32, &Request),
+        actions: &mut Vec<Action>,
+    ) -> usize {
+        let local = self.local(address);
+        let Some(tap) = self.taps.get_mut(&place) else { return 0 };
+        let Some((at, key)) = tap.key(address) else {
+            tap.claims.remove(&address);
+            return 0;
+        };
+        let slot = self.table.entry(at.bridge, key);
+        let is_ours = slot.is_some_and(|(link, entry)| link == at.link && entry.is_static);
+        let claim = tap.claims.get(&address).copied();
+        let Some(local) = local else {
+            if claim.is_some_and(|claim| claim.phase == Phase::Sent) {
+                return 0;
+            }
+            if claim.is_some_and(|claim| claim.is_recent(now)) {
+                // Its moves count when it comes back.
+                tap.claims.entry(address).and_modify(|claim| claim.phase = Phase::Yielded);
+                let first = claim.and_then(|claim| claim.first_yield);
+                self.later.extend(first.map(|first| (first + YIELD_WINDOW, place, address)));
+            } else {
+                tap.claims.remove(&address);
+            }
+            if !is_ours {
+                return 0;
+            }
+            if claim.is_none() && now < self.grace_until {
+                self.later.insert((self.grace_until, place, address));
+                return 0;
+            }
+            self.request(send, &Request::Delete { link: at.link, key }, Flight::Other);
+            return 1;
+        };
+        let mut claim = claim.unwrap_or(Claim::NEW);
+        let is_inherited = claim.phase == Phase::Inherited;
+        if (claim.phase == Phase::Held || is_inherited) && !is_ours {
+            let moved =
+                slot.filter(|(link, entry)| *link != at.link && (!is_inherited || entry.is_extern));
+            claim.phase = if moved.is_some() { Phase::Yielded } else { Phase::Wanted };
+            // Not at once, if its entry was deleted: whoever did so may go on.
+            claim.after = (!is_inherited).then(|| now + LOST_REST);
+            if let Some((link, _)) = moved {
+                self.yielded(&mut claim, local, now);
+                self.forget(address);
+                actions.push(Action::Forget(address, local.port));
+                if claim.after.is_some() {
+                    let vtep = self.table.tunnels.get(&(link, address.mac)).copied();
+                    actions.push(Action::Duplicate(address, local.port, vtep));
+                }
+                return self.keep(place, address, claim, 0);
+            }
+        }
+        if claim.phase == Phase::Yielded && (local.learned || local.starts != claim.starts) {
+            claim.phase = Phase::Wanted;
+        }
+        if is_ours && matches!(claim.phase, Phase::Wanted | Phase::Inherited) {
+            // Of an earlier process, or the reply was lost.
+            claim.phase = Phase::Held;
+        }
+        if claim.phase != Phase::Wanted || !claim.is_due(now) {
+            return self.keep(place, address, claim, 0);
+        }
+        claim.after = None;
+        if let Err(next) = permit(local.port) {
+            claim.after = Some(next.max(now + RATE_REST));
+            return self.keep(place, address, claim, 0);
+        }
+        claim.phase = Phase::Sent;
+        let put = Request::Put { link: at.link, key, fixed: true };
+        self.request(send, &put, Flight::Put(place, address));
+        self.keep(place, address, claim, 1)
+    }
+
+    /// Records a claim, and when it is compared again.
+    fn keep(&mut self, place: Place, address: Address, claim: Claim, requests: usize) -> usize {
+        let waits = claim.phase == Phase::Wanted;
+        self.later.extend(claim.after.filter(|_| waits).map(|after| (after, place, address)));
+        if let Some(tap) = self.taps.get_mut(&place) {
+            tap.claims.insert(address, claim);
+        }
+        requests
+    }
+
+    /// Counts a move to another host; beyond a number the address is left to it for some time.
+    fn yielded(&self, claim: &mut Claim, local: Local, now: Instant) {
+        if !claim.is_recent(now) {
+            (claim.yields, claim.first_yield) = (0, Some(now));
+        }
+        claim.yields = claim.yields.saturating_add(1);
+        claim.starts = local.starts;
+        claim.after = (claim.yields >= YIELDS_MAX).then(|| now + HOLD);
+    }
+
+    /// Has the kernel report an entry again that did not change. In between it ages, as a learned
+    /// one; FRR does not withdraw it.
+    fn put_again(
+        &mut self,
+        place: Place,
+        address: Address,
+        send: &mut dyn FnMut(u32, &Request),
+    ) -> usize {
+        let Some(tap) = self.taps.get(&place) else { return 0 };
+        let Some((at, key)) = tap.key(address) else { return 0 };
+        let is_held = tap.claims.get(&address).is_some_and(|claim| claim.phase == Phase::Held);
+        let slot = self.table.entry(at.bridge, key);
+        if !is_held || slot.is_none_or(|(link, _)| link != at.link) {
+            return 0;
+        }
+        if let Some(claim) = self.taps.get_mut(&place).and_then(|t| t.claims.get_mut(&address)) {
+            claim.phase = Phase::Sent;
+        }
+        let link = at.link;
+        self.request(send, &Request::Put { link, key, fixed: false }, Flight::Other);
+        let put = Request::Put { link, key, fixed: true };
+        self.request(send, &put, Flight::Put(place, address));
+        2
+    }
+
+    /// Time of the next [`step`](Self::step) without a message.
+    pub(super) fn due(&self) -> Option<Instant> {
+        if let Some((_, _, since)) = self.dump {
+            return Some(since + DUMP_MAX);
+        }
+        let has_work = !self.is_stale
+            && self.flights.len() < FLIGHT_MAX
+            && !(self.changed.is_empty() && self.left.is_empty() && self.again.is_empty());
+        let work = has_work.then_some(self.began);
+        let later = self.later.first().map(|(at, _, _)| *at).into_iter().chain(self.again_at);
+        let later = later.filter(|_| !self.is_stale);
+        work.into_iter().chain(self.sync_at).chain(later).min()
+    }
+
+    /// Whether no entry of a former member is left, and all requests have their reply.
+    pub(super) fn has_left(&self) -> bool {
+        self.left.is_empty() && self.flights.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;
