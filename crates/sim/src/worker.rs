@@ -620,7 +620,7 @@ impl Worker {
                     self.stalled.push(((usize::from(port.0), usize::from(queue)), begins));
                 }
                 // A hostile guest forged an address; its frames are judged by the ledger.
-                PortEvent::Flaps { .. } => {}
+                PortEvent::Flaps { .. } | PortEvent::Learned { .. } => {}
             }
         }
     }

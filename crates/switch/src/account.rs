@@ -7,8 +7,8 @@
 //! * a [`Stock`] is held and released: mapped bytes, mappings, descriptors, held frames. It has its
 //!   own limit and a share of a [`Budget`] of the process, of which a part is reserved for ports
 //!   that use little, so that one port cannot prevent another from starting.
-//! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies. It is a
-//!   token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
+//! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies,
+//!   addresses. It is a token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
 //!
 //! A [`Limiter`] is a tenant's rate of bits and frames, in one direction.
 //!
@@ -318,7 +318,7 @@ impl Budgets {
 }
 
 /// The names of an account's entries, in order: stocks, then rates.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "mapped-bytes",
     "mappings",
     "descriptors",
@@ -329,6 +329,7 @@ pub const NAMES: [&str; 10] = [
     "announcements",
     "log-lines",
     "flood-copies",
+    "evpn-addresses",
 ];
 
 /// A port's account.
@@ -354,6 +355,8 @@ pub struct Account {
     pub log_lines: Rate,
     /// Copies of flooded frames, except one of each frame.
     pub flood_copies: Rate,
+    /// Addresses announced to other hosts by EVPN.
+    pub evpn_addresses: Rate,
     /// Frames from the peer, over all its queues: none is taken without tokens.
     pub rate_in: Limiter,
     /// Frames to the peer, over all its queues: held without tokens.
@@ -389,6 +392,8 @@ pub mod defaults {
     /// Copies of flooded frames per second, and burst: a port sends 244 broadcasts per second to
     /// 4096 ports, or 10,000 to 100.
     pub const FLOOD_COPIES: (u64, u64) = (1_000_000, 1_000_000);
+    /// Addresses announced by EVPN per second, and burst: as many as a port may have.
+    pub const EVPN_ADDRESSES: (u64, u64) = (100, 4096);
 }
 
 impl Default for Account {
@@ -405,8 +410,8 @@ impl Account {
     }
 
     fn with(budgets: Option<&Budgets>) -> Self {
-        let [bytes, maps, fds, frames, held, messages, connections, announcements, lines, copies] =
-            NAMES;
+        let [bytes, maps, fds, frames, held, rates @ ..] = NAMES;
+        let [messages, connections, announcements, lines, copies, addresses] = rates;
         let of = |pick: fn(&Budgets) -> &Arc<Budget>| budgets.map(|all| Arc::clone(pick(all)));
         let stock = |name, limit, budget| Arc::new(Stock::new(name, limit, budget));
         let rate = |name, (limit, burst)| Rate::new(name, limit, burst);
@@ -421,6 +426,7 @@ impl Account {
             announcements: rate(announcements, defaults::ANNOUNCEMENTS),
             log_lines: rate(lines, defaults::LOG_LINES),
             flood_copies: rate(copies, defaults::FLOOD_COPIES),
+            evpn_addresses: rate(addresses, defaults::EVPN_ADDRESSES),
             rate_in: Limiter::default(),
             rate_out: Limiter::default(),
             storm: Default::default(),
@@ -432,9 +438,10 @@ impl Account {
         [mapped_bytes, mappings, descriptors, held_frames, held_bytes]
     }
 
-    fn rates(&self) -> [&Rate; 5] {
-        let Self { messages, connections, announcements, log_lines, flood_copies, .. } = self;
-        [messages, connections, announcements, log_lines, flood_copies]
+    fn rates(&self) -> [&Rate; 6] {
+        let Self { messages, connections, announcements, log_lines, .. } = self;
+        let Self { flood_copies, evpn_addresses, .. } = self;
+        [messages, connections, announcements, log_lines, flood_copies, evpn_addresses]
     }
 
     /// All entries.

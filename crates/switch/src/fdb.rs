@@ -39,7 +39,7 @@ mod flap;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::flap::{Claim, Moves};
@@ -170,6 +170,10 @@ pub struct Fdb {
     statics: AtomicU32,
     /// Entries removed so far.
     removals: AtomicU64,
+    /// Changes of addresses and their ports so far. Written under `writer` only.
+    changes: AtomicU64,
+    /// Whether the next change by learning is to be reported.
+    reports: AtomicBool,
     writer: Mutex<Writer>,
     key: [u64; 2],
     ageing_s: AtomicU32,
@@ -216,6 +220,8 @@ impl Fdb {
             learned: (0..=u16::MAX).map(|_| AtomicU32::new(0)).collect(),
             statics: AtomicU32::new(0),
             removals: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            reports: AtomicBool::new(false),
             writer: Mutex::new(Writer { ports_active: 0 }),
             key,
             ageing_s: AtomicU32::new(ageing_s),
@@ -296,6 +302,24 @@ impl Fdb {
         self.removals.load(Ordering::Acquire)
     }
 
+    /// Number of changes so far: addresses added, moved, removed.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Has the next change by learning reported, once: see
+    /// [`take_report`](Self::take_report).
+    pub fn request_report(&self) {
+        self.reports.store(true, Ordering::Release);
+    }
+
+    /// Whether the change that the caller made by learning is to be reported; true once for each
+    /// [`request_report`](Self::request_report).
+    #[cold]
+    pub fn take_report(&self) -> bool {
+        self.reports.load(Ordering::Relaxed) && self.reports.swap(false, Ordering::AcqRel)
+    }
+
     /// Removes `mac` in `vlan`, static or learned. Returns whether it existed.
     pub fn remove(&self, mac: [u8; 6], vlan: u16) -> bool {
         let mut writer = self.lock();
@@ -332,7 +356,8 @@ impl Fdb {
         removed
     }
 
-    fn remove_learned(&self, mac: [u8; 6], vlan: u16, port: PortId) -> bool {
+    /// Removes `mac` in `vlan` if it was learned from `port`. Returns whether it was.
+    pub fn remove_learned(&self, mac: [u8; 6], vlan: u16, port: PortId) -> bool {
         let mut writer = self.lock();
         let found = self.find(pack_key(mac, vlan));
         let found = found.filter(|(_, value)| value.port() == port && !value.is_static());
@@ -606,6 +631,7 @@ impl Fdb {
 
     /// Updates the counts of learned addresses.
     fn count(&self, writer: &mut Writer, value: Value, added: bool) {
+        self.changes.fetch_add(1, Ordering::Release);
         if value.is_static() {
             let before = self.statics.load(Ordering::Relaxed);
             let after = if added { before + 1 } else { before - 1 };

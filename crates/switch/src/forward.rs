@@ -77,6 +77,8 @@ pub struct Port {
     pub egress: Vec<EgressQueue>,
     /// Number of queues that the peer has enabled, from the first on; 0: the port is down.
     active: AtomicU16,
+    /// How many times it came up.
+    starts: AtomicU64,
     /// Whether its account limits the rate of frames to the peer.
     has_rate_out: AtomicBool,
     /// Whether its account limits what its peer floods.
@@ -105,6 +107,7 @@ impl Port {
             name,
             egress,
             active,
+            starts: AtomicU64::new(0),
             has_rate_out: AtomicBool::new(false),
             has_storm: AtomicBool::new(false),
             loop_guard_s: AtomicU32::new(0),
@@ -140,7 +143,8 @@ impl Port {
     pub fn set_active(&self, queues: u16) {
         assert!(usize::from(queues) <= self.egress.len());
         self.egress.iter().for_each(EgressQueue::reset_full);
-        self.active.store(queues, Ordering::Release);
+        let before = self.active.swap(queues, Ordering::Release);
+        self.starts.fetch_add(u64::from(before == 0 && queues > 0), Ordering::Relaxed);
         self.egress[usize::from(queues)..].iter().for_each(EgressQueue::drop_held);
     }
 

@@ -130,15 +130,22 @@ pub enum PortEvent {
         /// The port that it was taken from, and its moves.
         flap: Flap,
     },
+    /// An address is new at a port: once for each
+    /// [`request_report`](crate::fdb::Fdb::request_report).
+    Learned {
+        /// The port.
+        port: PortId,
+    },
 }
 
 impl PortEvent {
     /// The port that it is about.
     pub fn port(&self) -> PortId {
         match self {
-            Self::Fault { port, .. } | Self::Stalled { port, .. } | Self::Flaps { port, .. } => {
-                *port
-            }
+            Self::Fault { port, .. }
+            | Self::Stalled { port, .. }
+            | Self::Flaps { port, .. }
+            | Self::Learned { port } => *port,
         }
     }
 }

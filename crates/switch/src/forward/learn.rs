@@ -15,6 +15,11 @@ impl Port {
         self.loop_guard_s.store(seconds, Ordering::Relaxed);
     }
 
+    /// How many times it came up: what is known of its peer's addresses may be out of date.
+    pub fn starts(&self) -> u64 {
+        self.starts.load(Ordering::Relaxed)
+    }
+
     /// Whether it refuses addresses that flap.
     pub(super) fn has_loop_guard(&self) -> bool {
         self.loop_guard_s.load(Ordering::Relaxed) > 0
@@ -43,6 +48,9 @@ impl Forwarder {
         (self.last_learned, self.last_elsewhere) = (fact, None);
         if !matches!(learned, Learned::Known) {
             self.last_found = None;
+        }
+        if matches!(learned, Learned::New | Learned::Moved { .. }) && self.fdb.take_report() {
+            self.findings.events.push(PortEvent::Learned { port });
         }
         match learned {
             Learned::Moved { .. } => self.record_move(from, src, vlan, time),

@@ -203,7 +203,7 @@ impl Rig {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let port = |event| match event {
             PortEvent::Fault { port, .. } => Some(port),
-            PortEvent::Stalled { .. } | PortEvent::Flaps { .. } => None,
+            _ => None,
         };
         events.filter_map(port).collect()
     }
