@@ -178,6 +178,10 @@ impl PortText {
             return Err(Invalid::new(name, what));
         }
         self.check_peer()?;
+        if let Some(bridge) = self.text("evpn") {
+            let checked = (Kind::Tap.entry().check)(&bridge);
+            checked.map_err(|error| Invalid::new("evpn", format!("evpn={bridge}: {error}")))?;
+        }
         check_rules(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {

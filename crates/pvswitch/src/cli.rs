@@ -108,6 +108,8 @@ Examples:
       --poll adaptive --workers 2
   pvswitch run \\
       --port a=vhost-user:/run/pvswitch/a.sock,queues=2,poll/1=timer:2000,call/1=coalesce:50,32
+  pvswitch run --port vm1=vhost-user:/run/pvswitch/vm1.sock,vlan=10 --evpn br10,vlan=10
+      Guests on several hosts, by VXLAN and FRR: docs/many-hosts.md
   pvswitch run --config /etc/pvswitch.toml";
 
 const NIC_EXAMPLES: &str = "\
@@ -198,6 +200,10 @@ pub struct RunArgs {
     /// A way out without root: the port uplink=passt. Starts passt, which is the guests' gateway
     #[arg(long, value_name = "KIND", value_parser = ["passt"])]
     pub uplink: Option<String>,
+    /// Other hosts: the port BRIDGE=tap:tap-BRIDGE,evpn=BRIDGE[,key=value]..., in a Linux bridge
+    /// with VXLAN interfaces, whose addresses FRR announces by BGP EVPN; may be repeated
+    #[arg(long, value_name = "BRIDGE")]
+    pub evpn: Vec<Bridge>,
     /// Start another process if this one is killed: guests stay connected. Under systemd, its
     /// store is used (FileDescriptorStoreMax=)
     #[arg(long)]
@@ -211,6 +217,21 @@ pub struct RunArgs {
     /// Settings of the switch as a whole.
     #[command(flatten)]
     pub settings: Settings,
+}
+
+/// `run --evpn`: a port in a bridge.
+#[derive(Clone)]
+pub struct Bridge(pub PortText);
+
+impl std::str::FromStr for Bridge {
+    type Err = api::PortError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let (bridge, options) = s.split_once(',').map_or((s, ""), |(bridge, rest)| (bridge, rest));
+        let comma = if options.is_empty() { "" } else { "," };
+        let port = format!("{bridge}=tap:tap-{bridge},evpn={bridge}{comma}{options}");
+        port.parse().map(Self)
+    }
 }
 
 const CHECK_HELP: &str = "\

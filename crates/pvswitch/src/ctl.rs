@@ -317,6 +317,7 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
     } else if let Some(s) = port["stalled_s"].as_u64() {
         lines.push(format!("receiver stalled for {s} s: its driver posts no buffers"));
     }
+    lines.extend(bridge(&port["evpn"]));
     lines.extend(rules(port).map(|rules| format!("rules    {rules}")));
     lines.extend(errors(port).map(|errors| format!("errors   {errors}")));
     lines.extend(refused(&port["account"]).map(|refused| format!("refused  {refused}")));
@@ -324,6 +325,19 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
         lines.extend(account(port));
     }
     lines
+}
+
+/// The bridge of a TAP, and what is wrong with it.
+fn bridge(evpn: &Value) -> Vec<String> {
+    let Some(bridge) = evpn["bridge"].as_str() else { return Vec::new() };
+    let vnis: Vec<_> = list(evpn, "vnis").map(Value::to_string).collect();
+    let vnis = if vnis.is_empty() { "no VNI".into() } else { format!("VNI {}", vnis.join(", ")) };
+    let counts = ["announced", "pending", "yielded", "duplicate", "remote"].iter();
+    let counts = counts.filter(|name| **name == "announced" || evpn[**name] != 0);
+    let counts: Vec<_> = counts.map(|name| format!("{} {name}", evpn[*name])).collect();
+    let state = format!("bridge   {bridge}, {vnis}; addresses: {}", counts.join(", "));
+    let problems = list(evpn, "problems").map(|what| format!("problem  {}", text(what)));
+    std::iter::once(state).chain(problems).collect()
 }
 
 /// What the port's peer uses, and its limits.
@@ -520,14 +534,35 @@ fn brief(n: usize, queue: &Value) -> String {
 }
 
 fn fdb(answer: &Value) {
-    let heads = ["ADDRESS", "VLAN", "PORT", "AGE S", "FLAPS"].map(String::from).to_vec();
+    let is_bridged = list(answer, "entries").any(|e| !e["evpn"].is_null());
+    let mut heads = ["ADDRESS", "VLAN", "PORT", "AGE S", "FLAPS"].map(String::from).to_vec();
+    if is_bridged {
+        heads.insert(4, "EVPN".into());
+    }
     let row = |e: &Value| {
-        let age = if e["static"] == true { "static".into() } else { e["age_s"].to_string() };
-        let flaps = flaps(&e["flaps"]);
-        vec![text(&e["mac"]).into(), e["vlan"].to_string(), text(&e["port"]).into(), age, flaps]
+        let age = match (&e["static"], e["age_s"].as_u64()) {
+            (Value::Bool(true), _) => "static".into(),
+            (_, age) => age.map_or_else(|| "-".into(), |age| age.to_string()),
+        };
+        let mut row = vec![text(&e["mac"]).into(), e["vlan"].to_string()];
+        row.extend([text(&e["port"]).into(), age, flaps(&e["flaps"])]);
+        if is_bridged {
+            row.insert(4, evpn(e));
+        }
+        row
     };
     let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "entries").map(row)).collect();
-    columns(&rows, &[0, 2, 4]).iter().for_each(|line| println!("{line}"));
+    columns(&rows, if is_bridged { &[0, 2, 4, 5] } else { &[0, 2, 4] })
+        .iter()
+        .for_each(|line| println!("{line}"));
+}
+
+/// Where an address is: `announced`, or `at 10.9.0.2`, the VTEP of another host.
+fn evpn(entry: &Value) -> String {
+    match (entry["evpn"].as_str(), entry["vtep"].as_str()) {
+        (Some("remote"), Some(vtep)) => format!("at {vtep}"),
+        (state, _) => state.unwrap_or("-").into(),
+    }
 }
 
 /// Words for an address that flaps.
@@ -560,6 +595,24 @@ mod tests {
         let lines = columns(&rows, &[0, 2]);
         assert_eq!(lines, ["ADDRESS            VLAN  PORT", "02:00:00:00:00:01  4094  vm1"]);
         assert!(columns(&[], &[]).is_empty());
+    }
+
+    #[test]
+    fn a_bridge_has_a_line_and_each_of_its_problems() {
+        let evpn = json!({
+            "bridge": "br10", "vnis": [10, 11], "announced": 2, "pending": 0, "yielded": 0,
+            "duplicate": 1, "remote": 3, "problems": ["`vx10` is down"],
+        });
+        let lines = bridge(&evpn);
+        let want = "bridge   br10, VNI 10, 11; addresses: 2 announced, 1 duplicate, 3 remote";
+        assert_eq!(lines, [want, "problem  `vx10` is down"]);
+        assert!(bridge(&Value::Null).is_empty());
+        let remote = json!({ "evpn": "remote", "vtep": "10.9.0.2" });
+        let here = json!({ "evpn": "announced", "vtep": null });
+        assert_eq!(
+            [&remote, &here, &Value::Null].map(super::evpn),
+            ["at 10.9.0.2", "announced", "-"]
+        );
     }
 
     /// Issue 16, row 7: 100 columns, however large the counts.

@@ -151,7 +151,8 @@ fn options(args: RunArgs) -> Result<(Options, log::Format), AnyError> {
     let hints = !settings.flag("quiet");
     let uplink = args.uplink.map(|kind| format!("uplink={kind}").parse());
     let uplink = uplink.transpose().expect("it has no argument that could be wrong");
-    let ports = args.ports.into_iter().chain(uplink).collect();
+    let bridges = args.evpn.into_iter().map(|bridge| bridge.0);
+    let ports = args.ports.into_iter().chain(uplink).chain(bridges).collect();
     let command_line = Config { settings, ports, statics: Vec::new() };
     let file = args.config.map(std::path::absolute).transpose()?;
     let origin = Origin { file, command_line };

@@ -8,6 +8,7 @@ mod clients;
 mod endpoint;
 mod error;
 mod events;
+mod evpn;
 mod flaps;
 mod handover;
 mod inherited;
@@ -60,6 +61,7 @@ use self::clients::Clients;
 use self::endpoint::Endpoint;
 pub use self::error::RunError;
 use self::events::Events;
+use self::evpn::Evpns;
 use self::keep::Keep;
 use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
@@ -221,6 +223,8 @@ enum Event {
     LocalGuest(Hypervisor),
     /// The listener of a port that is being added, not read yet.
     Prepared(String),
+    /// Changes of bridges in a network namespace.
+    Neighbours(Option<String>),
 }
 
 struct System {
@@ -242,6 +246,7 @@ struct System {
     xen_auto: Option<PortSpec>,
     clients: Clients,
     events: Events,
+    evpn: Evpns,
     control: Option<Listener>,
     rights: Rights,
     http: Option<http::Server>,
@@ -367,6 +372,7 @@ impl System {
             xen_auto: None,
             clients: Clients::default(),
             events: Events::default(),
+            evpn: Evpns::default(),
             control: None,
             rights: Rights::new(None, false),
             http: None,
@@ -525,6 +531,7 @@ impl System {
             }
         }
         self.refresh_mirrors();
+        self.refresh_evpn();
     }
 
     /// Has the descriptor of one event cause another.
@@ -583,6 +590,7 @@ impl System {
         self.publish_table();
         self.set_rules(id, None);
         self.fdb.flush_port(id);
+        self.refresh_evpn();
         kept
     }
 
@@ -605,6 +613,7 @@ impl System {
             .chain(self.manager.due())
             .chain(self.live_due())
             .chain(self.links_due())
+            .chain(self.evpn_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
@@ -624,6 +633,7 @@ impl System {
         self.xen_tick();
         self.tick_manager();
         self.publish_changes();
+        self.tick_evpn();
         self.keep_changes();
         self.confirm_local();
         self.tick_live();
@@ -674,6 +684,8 @@ impl System {
             Event::LocalGuest(of) => self.read_local(&of),
             // Renamed before the next event is read.
             Event::Prepared(_) => {}
+            // Read at the end of each round.
+            Event::Neighbours(_) => {}
         }
     }
 
@@ -705,6 +717,8 @@ impl System {
                     self.publish_flap(id, mac, vlan, flap);
                     continue;
                 }
+                // All of them are read at the end of the round.
+                Report::Port(PortEvent::Learned { .. }) => continue,
                 Report::KickFdFailed(_, error) => {
                     match state.log() {
                         Some(log) => log.warn(format_args!("kick descriptor failed: {error}")),
@@ -756,6 +770,7 @@ impl System {
         while self.ports.values().any(busy) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
+        self.withdraw_evpn();
         for name in names {
             // Rings are returned and sockets removed; the guests keep their interfaces.
             let _ = self.del_port(&name);

@@ -186,6 +186,8 @@ pub struct Tap {
     pub mtu: Option<u16>,
     /// Whether it stays when the switch ends; `None`: unchanged.
     pub persist: Option<bool>,
+    /// Bridge in which addresses at other ports are announced to other hosts.
+    pub evpn: Option<String>,
 }
 
 /// A port on an interface of the host, by packet sockets.
@@ -323,6 +325,7 @@ fn kind(text: &PortText) -> Kind {
                 Some("off") => Some(false),
                 _ => None,
             },
+            evpn: text.text("evpn"),
         }),
         port::Kind::AfPacket => {
             let (ifname, netns) = (text.arg.clone(), text.text("netns"));

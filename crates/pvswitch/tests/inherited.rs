@@ -173,7 +173,7 @@ fn inherited_tap_serves_a_port_from_another_network_namespace() {
     if let Ok(device) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
         refused(&run(device, &env, port, &dir), &["host", "is not a queue of a TAP"]);
     }
-    for option in ["netns=x", "mtu=9000", "persist=on"] {
+    for option in ["netns=x", "mtu=9000", "persist=on", "evpn=br0"] {
         let output = run(netns.tap("t0"), &env, &format!("{port},{option}"), &dir);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{error}");

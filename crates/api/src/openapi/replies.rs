@@ -137,6 +137,8 @@ fn status() -> Value {
 
 const STATES: [&str; 7] =
     ["up", "down", "unconnected", "no-driver", "stalled", "draining", "drained"];
+/// States of an address in a bridge.
+const EVPN: [&str; 5] = ["announced", "pending", "yielded", "duplicate", "remote"];
 const DRAINS: [&str; 3] = ["off", "draining", "drained"];
 
 fn port() -> Value {
@@ -180,6 +182,7 @@ fn port() -> Value {
             ("last_error", maybe(text()), "vhost-user: the last one"),
             ("created", flag(), "tap: whether the switch created the interface"),
             ("offloads", text(), "tap: for display"),
+            ("evpn", maybe(evpn()), "tap: with `evpn=`"),
             ("xen", maybe(object(xen.into(), vec![])), "xen, xen-local: the vif"),
         ],
     )
@@ -290,6 +293,20 @@ fn worker() -> Value {
     object(all, vec![])
 }
 
+fn evpn() -> Value {
+    let members = vec![
+        ("bridge", text(), ""),
+        ("vnis", list(count()), "VXLAN network identifiers of the bridge"),
+        ("announced", count(), "addresses of the switch in the bridge"),
+        ("pending", count(), "of those to be announced: refused, or beyond the rate"),
+        ("yielded", count(), "addresses that moved to another host"),
+        ("duplicate", count(), "addresses used here and on another host in turn"),
+        ("remote", count(), "addresses on other hosts"),
+        ("problems", list(text()), "what is wrong, each with a remedy"),
+    ];
+    object(members, vec![])
+}
+
 fn fdb() -> Value {
     let flap = vec![
         ("home", text(), "name of the port that it leaves"),
@@ -300,9 +317,11 @@ fn fdb() -> Value {
         ("mac", text(), ""),
         ("vlan", count(), "0: untagged"),
         ("port", text(), ""),
-        ("age_s", count(), "seconds since the last frame, or since it was added"),
+        ("age_s", maybe(count()), "seconds since the last frame, or since it was added"),
         ("static", flag(), ""),
         ("flaps", maybe(object(flap, vec![])), "whether it moves between ports"),
+        ("evpn", maybe(one_of(&EVPN)), "state in a bridge of `evpn=`"),
+        ("vtep", maybe(text()), "VXLAN tunnel endpoint of its host, if that is another one"),
     ];
     object(vec![("entries", list(object(entry, vec![])), "")], vec![])
 }

@@ -355,6 +355,12 @@ pub const TABLE: &[Entry] = &[
          one is not; `on`: it stays, and addresses, routes and bridges survive a restart; `off`: \
          it is removed",
     ),
+    Entry::new("evpn", Type::Text("BRIDGE"), "none", "bridge to other hosts, by VXLAN and FRR")
+        .of(TAP)
+        .more(
+            ": the interface is put into this bridge, which announces the addresses at other ports \
+             by BGP EVPN ([many hosts](many-hosts.md)). Also `run --evpn BRIDGE`",
+        ),
     Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
         .of(XEN)
         .more("; it uses at most one per CPU ([Xen](xen.md))"),
@@ -525,5 +531,13 @@ pub const TABLE: &[Entry] = &[
         "copies of frames that the port's guest floods (broadcast, multicast, unknown addresses), \
          except one of each frame; a GSO frame counts once per segment",
         "not flooded: `drops_flood_limit` of this port, per copy",
+    ),
+    limit(
+        "limit-evpn-addresses",
+        COUNT,
+        "100 per second, 4096 at once",
+        "addresses at this port that are announced to other hosts (`evpn=`): new ones, and those \
+         that come back",
+        "announced later",
     ),
 ];

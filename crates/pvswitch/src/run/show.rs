@@ -1,10 +1,12 @@
 //! State and counters of the switch as JSON.
 
+use std::net::IpAddr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use switch::tuning::Drain;
+use uplink::evpn::{Address, Remote};
 use vhost_user::connection::Connection;
 use vhost_user::feature;
 
@@ -125,6 +127,7 @@ impl System {
                     value["created"] = tap.created.into();
                 }
                 value["offloads"] = format!("{:?}", tap.offloads).into();
+                value["evpn"] = self.show_evpn(state).into();
             }
             Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
             Attach::Null => {}
@@ -143,23 +146,57 @@ impl System {
 
     pub(super) fn fdb(&self) -> Value {
         let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
-        let entries: Vec<_> = self
+        let (mut remotes, mut claims) = (self.remotes(), self.claims());
+        let mut entries: Vec<_> = self
             .fdb
             .entries(now)
             .into_iter()
             .map(|e| {
-                json!({
-                    "mac": e.mac.to_string(),
-                    "vlan": e.vlan,
-                    "port": self.name_of(e.port),
-                    "age_s": e.age_s,
-                    "static": e.is_static,
-                    "flaps": e.flap.map(|flap| flaps::show(flap, &self.name_of(flap.home))),
-                })
+                let address = Address { mac: e.mac, vlan: e.vlan };
+                let remote = remotes.get(&address).filter(|(port, _)| *port == e.port).copied();
+                let claim = claims.remove(&address);
+                if remote.is_some() {
+                    remotes.remove(&address);
+                }
+                let (state, vtep) = match remote {
+                    Some((_, remote)) => (Some("remote"), remote.vtep),
+                    None => (claim.map(|(_, state)| state), None),
+                };
+                let mut entry = in_bridge(address, &self.name_of(e.port), state, vtep);
+                entry["age_s"] = e.age_s.into();
+                entry["static"] = e.is_static.into();
+                let flap = e.flap.map(|flap| flaps::show(flap, &self.name_of(flap.home)));
+                entry["flaps"] = flap.into();
+                entry
             })
             .collect();
+        // Addresses of `mac=` of guests that send nothing, and what was not received from hosts.
+        entries.extend(
+            claims.into_iter().filter(|(address, _)| !remotes.contains_key(address)).map(
+                |(address, (port, state))| {
+                    in_bridge(address, &self.name_of(port), Some(state), None)
+                },
+            ),
+        );
+        entries.extend(remotes.into_values().map(|(port, Remote { address, vtep })| {
+            in_bridge(address, &self.name_of(port), Some("remote"), vtep)
+        }));
         json!({ "entries": entries })
     }
+}
+
+/// An entry of `ctl fdb` that is not in the table of the switch.
+fn in_bridge(address: Address, port: &str, state: Option<&str>, vtep: Option<IpAddr>) -> Value {
+    json!({
+        "mac": address.mac.to_string(),
+        "vlan": address.vlan,
+        "port": port,
+        "age_s": null,
+        "static": false,
+        "flaps": null,
+        "evpn": state,
+        "vtep": vtep.map(|ip| ip.to_string()),
+    })
 }
 
 pub(super) fn port_stats(state: &PortState) -> Value {

@@ -300,6 +300,7 @@ impl System {
             self.resume_port(&offer.name, handed, frames, killed);
         }
         self.learn(&handed.addresses);
+        self.inherit_evpn();
         let since = match &takeover.source {
             Source::Process(_) => handed.stopped_ns,
             Source::Store(left) => left.ended_ns,

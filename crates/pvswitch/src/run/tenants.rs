@@ -68,7 +68,11 @@ impl System {
         let old = of(self.rules.get(usize::from(id.0)).and_then(Option::as_deref));
         let moved = old != of(rules.as_ref());
         self.set_rules(id, rules.clone());
+        self.evpn.rules += 1;
         self.refresh_mirrors();
+        if moved {
+            self.refresh_evpn();
+        }
         if let Some(state) = self.ports.get(name).filter(|_| has_other_rates) {
             self.set_rates(state, &state.spec.tuning.tenant);
         }
