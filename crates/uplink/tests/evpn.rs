@@ -1,6 +1,5 @@
 //! The mirror with the bridge of this kernel, in a network namespace; `bridge` takes FRR's place.
 
-#[expect(dead_code, reason = "for frames of a TAP")]
 mod common;
 
 use std::net::IpAddr;
