@@ -8,7 +8,7 @@
 //!   own limit and a share of a [`Budget`] of the process, of which a part is reserved for ports
 //!   that use little, so that one port cannot prevent another from starting.
 //! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies,
-//!   addresses. It is a token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
+//!   addresses. It is a token bucket (GCRA, ITU-T I.371 annex A) with a rate and a burst.
 //!
 //! A [`Limiter`] is a tenant's rate of bits and frames, in one direction.
 //!
