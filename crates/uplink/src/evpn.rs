@@ -11,7 +11,7 @@
 //!                            └─────── RTNLGRP_NEIGH, RTNLGRP_LINK: extern_learn, on a VXLAN
 //! ```
 //!
-//! [`Mirror`] decides: messages in, requests out, without a clock or a descriptor. [`Evpn`] joins
+//! `Mirror` decides: messages in, requests out, without a clock or a descriptor. [`Evpn`] joins
 //! it to a netlink socket, which never blocks: messages that were lost cause a new dump.
 
 mod links;
