@@ -191,6 +191,7 @@ pub struct Pace {
     since: Instant,
     /// Time until which bursts are measured by part.
     suspect_until: Instant,
+    /// Whether they were at the last burst: a slow queue may rest for longer than that time.
     is_suspect: bool,
     /// Time until which the queue is slow.
     slow_until: Instant,

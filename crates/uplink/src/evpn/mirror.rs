@@ -230,7 +230,7 @@ impl Mirror {
         }
     }
 
-    // ---- what the switch says ----
+    // ---- addresses of the switch ----
 
     pub(super) fn set_members(&mut self, members: Vec<Member>) {
         let gone: Vec<_> = self
@@ -304,7 +304,7 @@ impl Mirror {
         }
     }
 
-    // ---- what the kernel says ----
+    // ---- messages of the kernel ----
 
     pub(super) fn hear(&mut self, heard: Heard, now: Instant) {
         let table = self.fresh.as_mut().unwrap_or(&mut self.table);
@@ -370,22 +370,19 @@ impl Mirror {
     fn hear_link(&mut self, link: Link, now: Instant) {
         let concerns = self.concerns(&link);
         let table = self.fresh.as_mut().unwrap_or(&mut self.table);
-        let (index, kind, master) = (link.index, link.kind, link.master);
-        let (name, up) = (link.name.clone(), link.up);
-        let before = table.links.set(link);
+        let before = table.links.set(link.clone());
         if self.fresh.is_some() {
             return;
         }
-        let known = before.as_ref();
-        let is_same = known.is_some_and(|b| (b.kind, b.master, &b.name) == (kind, master, &name));
+        let of = |link: &Link| (link.kind, link.master, link.name.clone());
+        let is_same = before.as_ref().map(of) == Some(of(&link));
         if !is_same && (concerns || before.as_ref().is_some_and(|before| self.concerns(before))) {
             self.request_sync(now);
         }
-        let came_up = up && before.is_some_and(|before| !before.up);
-        if let (true, Kind::Vxlan { .. }, Some(bridge)) = (came_up, kind, master) {
+        let came_up = link.up && before.is_some_and(|before| !before.up);
+        if let (true, Kind::Vxlan { .. }, Some(bridge)) = (came_up, link.kind, link.master) {
             self.announce_again(bridge, now);
         }
-        debug_assert!(self.table.links.get(index).is_some(), "it was set");
     }
 
     fn concerns(&self, link: &Link) -> bool {

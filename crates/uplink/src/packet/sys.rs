@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
+use switch::vnet::{GSO_NONE, NEEDS_CSUM, VnetHdr};
 
 /// Where a frame begins in its buffer: as behind the header of a TAP.
 pub(super) const FRAME_AT: usize = 12;
 /// Bytes of the virtio-net header of a packet socket: without `num_buffers`.
-const HDR_LEN: usize = 10;
+const HDR_LEN: usize = VnetHdr::LEN;
 /// Bytes of the MAC addresses, before a tag.
 const ADDRESSES_LEN: usize = 12;
 /// Bytes of a VLAN tag.
@@ -18,8 +19,6 @@ const TAG_LEN: usize = 4;
 const TPID_DEFAULT: u16 = 0x8100;
 /// Words of control data of a frame: a header, and `tpacket_auxdata`.
 const CONTROL_WORDS: usize = 6;
-/// Flag of the virtio-net header: the checksum is to be computed.
-const NEEDS_CSUM: u8 = 1;
 
 /// Memory of a batch. Its pointers are valid during [`Batch::receive`] only.
 #[derive(Default)]
@@ -135,12 +134,16 @@ fn insert(tag: [u8; TAG_LEN], buffer: &libc::iovec, len: usize) {
     let at = FRAME_AT + ADDRESSES_LEN;
     bytes.copy_within(at..len, at + TAG_LEN);
     bytes[at..at + TAG_LEN].copy_from_slice(&tag);
-    // Positions in the header are those without the tag: `hdr_len` with GSO, `csum_start`.
-    let (needs_csum, is_gso) = (bytes[0] & NEEDS_CSUM != 0, bytes[1] != 0);
-    for (at, _) in [(6, needs_csum), (2, is_gso)].into_iter().filter(|(_, shifts)| *shifts) {
-        let old = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        bytes[at..at + 2].copy_from_slice(&old.saturating_add(TAG_LEN as u16).to_le_bytes());
+    let Some(header) = bytes.first_chunk_mut() else { return };
+    let mut hdr = VnetHdr::parse(header);
+    // Positions in it are those without the tag.
+    if hdr.flags & NEEDS_CSUM != 0 {
+        hdr.csum_start = hdr.csum_start.saturating_add(TAG_LEN as u16);
     }
+    if hdr.gso_type != GSO_NONE {
+        hdr.hdr_len = hdr.hdr_len.saturating_add(TAG_LEN as u16);
+    }
+    *header = hdr.bytes();
 }
 
 /// A new socket, non-blocking, that receives nothing yet.
