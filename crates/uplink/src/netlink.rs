@@ -4,53 +4,52 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 
-/// Length of `struct nlmsghdr`, `struct ifinfomsg`, and one attribute of four bytes.
-const MESSAGE_LEN: usize = 16 + 16 + 8;
-/// Length of `struct nlmsghdr` and the error of `struct nlmsgerr`.
-const ANSWER_LEN_MIN: usize = 16 + 4;
-
 /// Sets the number of frames that the kernel queues for us, for each queue of the interface.
 pub(crate) fn set_queue_len(any: impl AsFd, name: &str, frames: u32) -> io::Result<()> {
-    let index = name_to_index(any, name)?;
+    let mut link = LinkMessage::default();
+    link.header.index = name_to_index(any, name)?;
+    link.attributes.push(LinkAttribute::TxQueueLen(frames));
+    let mut request = Vec::new();
+    append(0, RouteNetlinkMessage::NewLink(link), NLM_F_ACK, &mut request);
     // No protocol is NETLINK_ROUTE.
     let close = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, close, None)?;
-    send(&socket, &message(index, libc::IFLA_TXQLEN, frames), SendFlags::empty())?;
+    send(&socket, &request, SendFlags::empty())?;
     let mut answer = [0; 256];
     let (len, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
     outcome(&answer[..len])
 }
 
-/// Builds RTM_NEWLINK for an existing interface, with one numeric attribute.
-fn message(index: u32, attribute: u16, value: u32) -> [u8; MESSAGE_LEN] {
-    let mut bytes = [0; MESSAGE_LEN];
-    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-    put(0, &(MESSAGE_LEN as u32).to_ne_bytes());
-    put(4, &libc::RTM_NEWLINK.to_ne_bytes());
-    put(6, &flags.to_ne_bytes());
-    // ifinfomsg: family and type 0, the index at 4, no flags to change.
-    put(16 + 4, &index.to_ne_bytes());
-    put(32, &8_u16.to_ne_bytes());
-    put(34, &attribute.to_ne_bytes());
-    put(36, &value.to_ne_bytes());
-    bytes
+/// Appends a request to those that are sent at once.
+pub(crate) fn append(seq: u32, message: RouteNetlinkMessage, flags: u16, bytes: &mut Vec<u8>) {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    header.sequence_number = seq;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    message.finalize();
+    let at = bytes.len();
+    bytes.resize(at + message.buffer_len().next_multiple_of(4), 0);
+    message.serialize(&mut bytes[at..]);
 }
 
 /// Decodes the kernel's acknowledgement.
 fn outcome(answer: &[u8]) -> io::Result<()> {
-    let word = |at: usize| -> Option<[u8; 4]> { answer.get(at..at + 4)?.try_into().ok() };
-    let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
-    let error = word(16).filter(|_| answer.len() >= ANSWER_LEN_MIN).map(i32::from_ne_bytes);
-    match (kind.map(i32::from), error) {
-        (Some(libc::NLMSG_ERROR), Some(0)) => Ok(()),
-        (Some(libc::NLMSG_ERROR), Some(error)) => Err(io::Error::from_raw_os_error(-error)),
+    match NetlinkMessage::<RouteNetlinkMessage>::deserialize(answer).map(|m| m.payload) {
+        Ok(NetlinkPayload::Error(error)) if error.raw_code() == 0 => Ok(()),
+        Ok(NetlinkPayload::Error(error)) => {
+            Err(io::Error::from_raw_os_error(error.raw_code().saturating_neg()))
+        }
         _ => Err(Errno::PROTO.into()),
     }
 }
@@ -61,6 +60,7 @@ mod tests {
 
     fn answer(kind: i32, error: i32) -> Vec<u8> {
         let mut bytes = vec![0; 36];
+        bytes[..4].copy_from_slice(&36_u32.to_ne_bytes());
         bytes[4..6].copy_from_slice(&u16::try_from(kind).unwrap().to_ne_bytes());
         bytes[16..20].copy_from_slice(&error.to_ne_bytes());
         bytes

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use netlink_packet_core::{
     DoneMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REPLACE,
-    NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
@@ -19,6 +19,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::links::{Kind, Link};
 use super::{Mac, Vlans};
+use crate::netlink;
 
 /// Length of `struct nlmsghdr`; messages are aligned to four bytes.
 const HEADER_LEN: usize = 16;
@@ -132,14 +133,7 @@ pub(super) enum Heard {
 /// Appends a request, to be acknowledged.
 pub(super) fn encode(seq: u32, request: &Request, bytes: &mut Vec<u8>) {
     let (message, flags) = message(request);
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flags;
-    header.sequence_number = seq;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
-    message.finalize();
-    let at = bytes.len();
-    bytes.resize(at + message.buffer_len().next_multiple_of(4), 0);
-    message.serialize(&mut bytes[at..]);
+    netlink::append(seq, message, flags, bytes);
 }
 
 fn message(request: &Request) -> (RouteNetlinkMessage, u16) {
