@@ -129,7 +129,7 @@ const SKIPPED: Counts = Counts { passed: 0, failed: 0, skipped: 1 };
 /// Result of a step.
 struct Outcome {
     counts: Counts,
-    /// Lines that name its failed rigs or studies.
+    /// Lines that name its failed rigs, studies or tests.
     parts: Vec<String>,
 }
 
@@ -266,7 +266,8 @@ impl Step {
                 for line in text.lines().filter(|line| !is_success(line)) {
                     println!("   {line}");
                 }
-                Err(why(ended))
+                let parts = if self.kind == Kind::Tests { failed_tests(&text) } else { Vec::new() };
+                Ok((Outcome { counts: FAILED, parts }, why(ended)))
             }
         }
     }
@@ -367,9 +368,50 @@ fn tests(text: &str) -> String {
     format!("({passed} tests){}", left_out.into_iter().collect::<String>())
 }
 
+/// The most lines of a failed test's output that are repeated.
+const FAILED_TEST_LINES: usize = 12;
+
+/// Failed tests in the output of test harnesses, each with the first lines of what it printed.
+fn failed_tests(text: &str) -> Vec<String> {
+    let mut parts = Vec::new();
+    let (mut are_failures, mut left) = (false, 0);
+    for line in text.lines() {
+        match line {
+            "failures:" => (are_failures, left) = (true, 0),
+            "successes:" => are_failures = false,
+            _ if line.starts_with("test result: ") => are_failures = false,
+            _ if !are_failures => {}
+            _ if line.starts_with("---- ") => {
+                parts.push(line.into());
+                left = FAILED_TEST_LINES;
+            }
+            "" => {}
+            _ if left > 0 => {
+                parts.push(format!("   {line}"));
+                left -= 1;
+            }
+            _ => {}
+        }
+    }
+    // A program that ended without results: its name.
+    parts.extend(text.lines().filter(|line| line.starts_with("failed: ")).map(Into::into));
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_tests_are_listed_with_what_they_printed() {
+        let text = "test a ... ok\ntest b ... FAILED\n\nsuccesses:\n\n---- a stdout ----\nx\n\n\
+                    successes:\n    a\n\nfailures:\n\n---- b stdout ----\n\
+                    thread 'b' panicked at b.rs:1:2:\nlate\n\n\nfailures:\n    b\n\n\
+                    test result: FAILED. 1 passed; 1 failed\nfailed: c\n";
+        let parts =
+            ["---- b stdout ----", "   thread 'b' panicked at b.rs:1:2:", "   late", "failed: c"];
+        assert_eq!(failed_tests(text), parts);
+    }
 
     #[test]
     fn only_lines_of_three_counts_are_parsed() {

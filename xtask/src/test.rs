@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs the tests of the workspace, several test programs in parallel.
 //!
-//! Cargo runs test programs one after the other, but most of them mostly wait. The output of each
-//! program is printed when it ends, in cargo's format.
+//! Cargo runs test programs one after the other, but most of them mostly wait. When a program ends,
+//! its output is printed if a test failed, and its results alone otherwise.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -97,15 +97,33 @@ impl Program {
             .output()
             .map_err(|error| format!("cannot run {}: {error}", self.path.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (name, path) = (&self.name, self.path.display());
-        println!("     Running {name} ({path})\n{}{}", text(&ran.stdout), text(&ran.stderr));
+        let (name, path, out) = (&self.name, self.path.display(), text(&ran.stdout));
+        let out = if ran.status.success() { results(&out) } else { out + &text(&ran.stderr) };
+        println!("     Running {name} ({path})\n{out}");
         Ok(ran.status.success())
     }
+}
+
+/// The lines of a program without failures that [`crate::ci`] reads: counts, and what was skipped.
+fn results(out: &str) -> String {
+    let are_read = |line: &&str| line.starts_with("test result: ") || line.starts_with("skipped: ");
+    out.lines().filter(are_read).map(|line| format!("{line}\n")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_program_without_failures_the_results_are_printed() {
+        let out = "running 1 test\ntest a ... ok\n\nsuccesses:\n\n---- a stdout ----\n\
+                   skipped: no tun\nthread 'a' panicked at b.rs:1:2:\n\n\
+                   test result: ok. 1 passed; 0 failed; 0 ignored\n";
+        assert_eq!(
+            results(out),
+            "skipped: no tun\ntest result: ok. 1 passed; 0 failed; 0 ignored\n"
+        );
+    }
 
     #[test]
     fn only_executables_of_the_test_profile_are_test_programs() {
