@@ -27,8 +27,6 @@ use crate::settings::policy;
 
 /// Most clients at once; others wait.
 const CLIENTS_MAX: usize = 16;
-/// Most requests of one client in a row.
-const IN_A_ROW: usize = 8;
 /// Interval at which a guest that never sleeps serves clients.
 const SERVE_INTERVAL: Ns = Ns::from_ms(10);
 /// Back-off after a failed accept.
@@ -102,7 +100,7 @@ impl Control {
         for ready in self.epoll.wait(Some(Duration::ZERO)).unwrap_or_default() {
             match ready.tag {
                 LISTENER => server.accept(&self.epoll, now),
-                token => server.serve(token, guest.as_deref_mut()),
+                token => server.serve(&self.epoll, token, guest.as_deref_mut()),
             }
         }
     }
@@ -162,27 +160,25 @@ impl Server {
         }
     }
 
-    /// Serves a client. One that does not read its reply is disconnected: frames must not wait.
-    fn serve(&mut self, token: u64, mut guest: Option<&mut Guest>) {
+    /// Replies to one request of a client: frames and other clients are served before its next.
+    /// One that does not read its reply is disconnected: frames must not wait.
+    fn serve(&mut self, epoll: &Epoll, token: u64, guest: Option<&mut Guest>) {
         let Some(mut client) = self.clients.remove(&token) else { return };
-        for _ in 0..IN_A_ROW {
-            let response = match client.receive() {
-                Received::Request(incoming) => match route(Side::Guest, &incoming) {
-                    Ok(routed) => self.respond(&routed, guest.as_deref_mut()),
-                    Err(problem) => self.refusal(problem, &incoming),
-                },
-                // Its reply is written.
-                Received::Invalid(_) => continue,
-                Received::Nothing => break,
-                Received::Closed => return,
-            };
-            // Closing the descriptor removes it from the epoll set.
-            if !client.reply(&response) || client.unread() > 0 {
-                return;
-            }
+        let response = match client.receive() {
+            Received::Request(incoming) => match route(Side::Guest, &incoming) {
+                Ok(routed) => Some(self.respond(&routed, guest)),
+                Err(problem) => Some(self.refusal(problem, &incoming)),
+            },
+            // Its reply is written.
+            Received::Invalid(_) | Received::Nothing => None,
+            Received::Closed => return,
+        };
+        // Closing the descriptor removes it from the epoll set.
+        if response.is_some_and(|response| !client.reply(&response)) || client.unread() > 0 {
+            return;
         }
-        // One that sends more ahead of its replies is not awaited.
-        if !client.has_more() {
+        // What it sent ahead is already received: its socket is reported because it is writable.
+        if epoll.change(client.stream().as_fd(), token, true, client.has_more()).is_ok() {
             self.clients.insert(token, client);
         }
     }

@@ -279,6 +279,25 @@ fn malformed_partial_and_pipelined_requests() {
 }
 
 #[test]
+fn guest_replies_to_requests_sent_ahead_one_after_another() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
+    let control = dir.text("gen");
+    let sink = Gen::start(&dir.path("a"), &["--mode", "sink", "--control", &control]);
+    switch.wait_up("a", true);
+    let get = |n: usize| format!("GET /v1/none{n} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let text: String = (0..100).map(get).collect();
+    let replies = raw(&control, text.as_bytes());
+    let at = |n| replies.find(&format!("/v1/none{n}'")).unwrap_or_else(|| panic!("{n}: {replies}"));
+    assert!((1..100).all(|n| at(n) > at(n - 1)));
+    // What is invalid ends its connection alone.
+    let replies = raw(&control, format!("{}GET\r\n\r\n{}", get(1), get(2)).as_bytes());
+    assert!(replies.contains("HTTP/1.1 400") && !replies.contains("none2"), "{replies}");
+    assert_eq!(ask(&control, "GET", "/v1/stats", "").status, 200);
+    drop(sink);
+}
+
+#[test]
 fn client_that_does_not_read_its_reply_is_served_no_further() {
     const CLIENTS: u64 = 20;
     const REQUESTS: u64 = 200;
