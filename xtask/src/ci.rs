@@ -45,7 +45,7 @@ const STEPS: [Step; 13] = [
     step(
         "build",
         20,
-        "cargo build --quiet --release -p pvswitch -p pvswitch-lab",
+        "cargo build --quiet --release -p pvswitch",
         NO_ENV,
         "Cargo.toml",
         Kind::Quiet,

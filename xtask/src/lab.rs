@@ -1,5 +1,6 @@
-//! `cargo xtask lab`: runs every study in its smallest form, judged by counts. The last line
-//! counts studies: `N passed, N failed, N skipped`. Results remain in `target/lab/STUDY`.
+//! `cargo xtask lab`: runs every study in its smallest form, judged by counts, with the programs
+//! that the tests use. The last line counts studies: `N passed, N failed, N skipped`. Results
+//! remain in `target/lab/STUDY`.
 
 use std::fs::File;
 use std::path::Path;
@@ -29,7 +30,7 @@ enum Verdict {
 /// The program cannot be built or started, or a study is unknown.
 pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let mut build = Command::new(crate::tidy::cargo());
-    build.args(["build", "--quiet", "--release", "--bin", "pvswitch", "--bin", "pvswitch-lab"]);
+    build.args(["build", "--quiet", "--bin", "pvswitch", "--bin", "pvswitch-lab"]);
     let built = build.current_dir(root).stdin(Stdio::null()).status();
     if !built.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
         return Err("pvswitch and pvswitch-lab cannot be built".into());
@@ -77,7 +78,7 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
 /// Runs pvswitch; its `lab` runs pvswitch-lab.
 fn cargo(root: &Path) -> Command {
     let mut command = Command::new(crate::tidy::cargo());
-    command.args(["run", "--quiet", "--release", "--"]).current_dir(root).stdin(Stdio::null());
+    command.args(["run", "--quiet", "--"]).current_dir(root).stdin(Stdio::null());
     command
 }
 

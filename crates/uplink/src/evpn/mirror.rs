@@ -34,7 +34,8 @@ const FLIGHT_MAX: usize = 256;
 const GRACE: Duration = Duration::from_secs(10);
 /// Time between two dumps: interfaces change in groups.
 const SYNC_REST: Duration = Duration::from_millis(100);
-/// Time after which a dump that has not ended is requested again.
+/// Time without any message after which a dump that has not ended is requested again. A million
+/// entries take longer in all.
 const DUMP_MAX: Duration = Duration::from_secs(5);
 /// After a refusal.
 const RETRY: Duration = Duration::from_secs(5);
@@ -177,6 +178,7 @@ pub(super) struct Mirror {
     table: Table,
     /// The next table, while a dump is read.
     fresh: Option<Table>,
+    /// Its sequence number, or 0 if it is to be requested; the time of the last message.
     dump: Option<(u32, Dump, Instant)>,
     /// Time of the next dump.
     sync_at: Option<Instant>,
@@ -307,6 +309,9 @@ impl Mirror {
     // ---- messages of the kernel ----
 
     pub(super) fn hear(&mut self, heard: Heard, now: Instant) {
+        if let Some((_, _, heard_at)) = &mut self.dump {
+            *heard_at = now;
+        }
         let table = self.fresh.as_mut().unwrap_or(&mut self.table);
         match heard {
             Heard::Link(link) => self.hear_link(link, now),
@@ -524,8 +529,8 @@ impl Mirror {
         send: &mut dyn FnMut(u32, &Request),
         actions: &mut Vec<Action>,
     ) {
-        if let Some((_, _, since)) = self.dump
-            && now > since + DUMP_MAX
+        if let Some((_, _, heard_at)) = self.dump
+            && now >= heard_at + DUMP_MAX
         {
             self.hear(Heard::Lost, now);
         }
@@ -533,9 +538,9 @@ impl Mirror {
             (self.sync_at, self.fresh) = (None, Some(Table::default()));
             self.dump = Some((0, Dump::Links, now));
         }
-        if let Some((0, what, since)) = self.dump {
+        if let Some((0, what, heard_at)) = self.dump {
             let seq = self.next_seq();
-            self.dump = Some((seq, what, since));
+            self.dump = Some((seq, what, heard_at));
             send(seq, &Request::Dump(what));
         }
         if self.dump.is_some() || self.is_stale {
@@ -755,8 +760,8 @@ impl Mirror {
 
     /// Time of the next [`step`](Self::step) without a message.
     pub(super) fn due(&self) -> Option<Instant> {
-        if let Some((_, _, since)) = self.dump {
-            return Some(since + DUMP_MAX);
+        if let Some((_, _, heard_at)) = self.dump {
+            return Some(heard_at + DUMP_MAX);
         }
         let has_work = !self.is_stale
             && self.flights.len() < FLIGHT_MAX

@@ -616,3 +616,26 @@ fn vlans_of_the_switch_are_those_of_the_bridge() {
     assert_eq!(Vlans::of(&Vlan::Access(5)), Vlans { tagged: vec![], untagged: Some(5) });
     assert_eq!(Vlans::of(&Vlan::Transparent), Vlans::default());
 }
+
+/// A large table takes longer to read than the time after which a dump without messages is lost.
+#[test]
+fn a_dump_may_take_long_while_messages_arrive() {
+    let mut world = World::new();
+    (10..250).for_each(|n| world.kernel.put(VXLAN, key(n), EXTERN));
+    world.learn(1);
+    let begun = world.now;
+    while !world.kernel.on_tap(1) {
+        world.step(1);
+        world.now += Duration::from_millis(100);
+        assert!(world.now < begun + Duration::from_secs(60), "read again and again");
+    }
+    assert!(world.now > begun + DUMP_MAX * 2);
+    // One that stops is requested again.
+    let mut world = World::new();
+    world.kernel.put(VXLAN, key(10), EXTERN);
+    world.learn(1);
+    world.step(1);
+    world.kernel.queue.clear();
+    world.pass(DUMP_MAX + Duration::from_secs(1));
+    assert!(world.kernel.on_tap(1));
+}
