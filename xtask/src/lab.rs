@@ -29,15 +29,11 @@ enum Verdict {
 /// # Errors
 /// The program cannot be built or started, or a study is unknown.
 pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
-    let mut build = Command::new(crate::tidy::cargo());
-    build.args(["build", "--quiet", "--bin", "pvswitch", "--bin", "pvswitch-lab"]);
-    let built = build.current_dir(root).stdin(Stdio::null()).status();
-    if !built.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
-        return Err("pvswitch and pvswitch-lab cannot be built".into());
-    }
+    let program = crate::test::program(root, "pvswitch")?;
+    crate::test::program(root, "pvswitch-lab")?;
     let begun = Instant::now();
-    let listed = cargo(root).args(["lab", "list"]).output();
-    let listed = listed.map_err(|error| format!("cannot run cargo: {error}"))?;
+    let listed = lab(&program, root).arg("list").output();
+    let listed = listed.map_err(|error| format!("cannot run {}: {error}", program.display()))?;
     if !listed.status.success() {
         return Err(format!("lab list: {}", String::from_utf8_lossy(&listed.stderr).trim()));
     }
@@ -53,7 +49,7 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
         let verdict = if left.is_zero() {
             Verdict::Failed("not started: the time limit of all studies is exceeded".into())
         } else {
-            one(root, study, STUDY_MAX.min(left))?
+            one(root, &program, study, STUDY_MAX.min(left))?
         };
         let took = started.elapsed().as_secs_f64();
         match verdict {
@@ -75,10 +71,10 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-/// Runs pvswitch; its `lab` runs pvswitch-lab.
-fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(crate::tidy::cargo());
-    command.args(["run", "--quiet", "--"]).current_dir(root).stdin(Stdio::null());
+/// `pvswitch lab`, which runs pvswitch-lab.
+fn lab(program: &Path, root: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("lab").current_dir(root).stdin(Stdio::null());
     command
 }
 
@@ -89,7 +85,7 @@ fn names(list: &str) -> Vec<String> {
 }
 
 /// Runs one study from the start, in at most `limit`.
-fn one(root: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
+fn one(root: &Path, program: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
     let out = Path::new("target/lab").join(study);
     let log = root.join("target/lab").join(study).with_extension("log");
     let of_log = |error: std::io::Error| format!("{}: {error}", log.display());
@@ -100,8 +96,8 @@ fn one(root: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
         _ => {}
     }
     let file = File::create(&log).map_err(of_log)?;
-    let mut command = cargo(root);
-    command.args(["lab", "run", study, "--smallest", "--assert", "--out"]).arg(&out);
+    let mut command = lab(program, root);
+    command.args(["run", study, "--smallest", "--assert", "--out"]).arg(&out);
     let ended = wait(command.stdout(file.try_clone().map_err(of_log)?).stderr(file), limit)?;
     let text = String::from_utf8_lossy(&std::fs::read(&log).map_err(of_log)?).into_owned();
     let verdict = judge(&text, ended);
@@ -116,7 +112,7 @@ fn one(root: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
 
 /// Waits for a command; `None`: it exceeded `limit`. SIGTERM comes first, so that it cleans up.
 fn wait(command: &mut Command, limit: Duration) -> Result<Option<ExitStatus>, String> {
-    let mut child = command.spawn().map_err(|error| format!("cannot run cargo: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("cannot run pvswitch lab: {error}"))?;
     let end = Instant::now() + limit;
     let mut asked = false;
     loop {

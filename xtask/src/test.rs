@@ -59,16 +59,41 @@ fn cargo(root: &Path) -> Command {
 
 /// Builds all test programs, the longest first; `None`: the build failed.
 fn build(root: &Path) -> Result<Option<VecDeque<Program>>, String> {
-    let words = ["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
-    let built = cargo(root).args(words).stderr(Stdio::inherit()).output();
-    let built = built.map_err(|error| format!("cannot run cargo: {error}"))?;
-    if !built.status.success() {
-        return Ok(None);
-    }
-    let mut programs = programs(&String::from_utf8_lossy(&built.stdout));
+    let Some(messages) = messages(root)? else { return Ok(None) };
+    let mut programs = programs(&messages);
     // A stable sort keeps the others in cargo's order.
     programs.sort_by_key(|program| program.name != FIRST);
     Ok(Some(programs.into()))
+}
+
+/// Builds the program `name` with all tests, and thus with the features that its tests run it with:
+/// building it alone would build half of all dependencies again. Returns its path.
+///
+/// # Errors
+/// The build fails, or makes no such program.
+pub fn program(root: &Path, name: &str) -> Result<PathBuf, String> {
+    let messages = messages(root)?.ok_or_else(|| format!("{name} cannot be built"))?;
+    executable(&messages, name).ok_or_else(|| format!("no program {name} among those built"))
+}
+
+/// The program `name` in cargo's messages.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    let mut messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages.find_map(|message| {
+        let target = &message["target"];
+        let is_it = target["kind"][0] == "bin" && target["name"] == name;
+        let path = message["executable"].as_str()?;
+        (is_it && message["profile"]["test"] == false).then(|| path.into())
+    })
+}
+
+/// Cargo's messages of the build; `None`: it failed.
+fn messages(root: &Path) -> Result<Option<String>, String> {
+    let words = ["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+    let built = cargo(root).args(words).stderr(Stdio::inherit()).output();
+    let built = built.map_err(|error| format!("cannot run cargo: {error}"))?;
+    let messages = String::from_utf8_lossy(&built.stdout).into_owned();
+    Ok(built.status.success().then_some(messages))
 }
 
 /// The test programs in cargo's messages.
@@ -128,7 +153,8 @@ mod tests {
     #[test]
     fn only_executables_of_the_test_profile_are_test_programs() {
         let message = |name: &str, is_test: bool, executable: &str| {
-            format!(r#"{{"manifest_path":"/w/a/Cargo.toml","target":{{"name":"{name}"}},"#)
+            let target = format!(r#"{{"name":"{name}","kind":["bin"]}}"#);
+            format!(r#"{{"manifest_path":"/w/a/Cargo.toml","target":{target},"#)
                 + &format!(r#""profile":{{"test":{is_test}}},"executable":{executable}}}"#)
         };
         let messages = [
@@ -141,5 +167,7 @@ mod tests {
         let found = programs(&messages);
         let [one] = &found[..] else { panic!("{} programs", found.len()) };
         assert_eq!((one.name.as_str(), one.package.as_path()), ("halves", Path::new("/w/a")));
+        assert_eq!(executable(&messages, "a"), Some("/t/a".into()));
+        assert_eq!(executable(&messages, "halves"), None, "that is a test program");
     }
 }
