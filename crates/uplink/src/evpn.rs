@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use switch::fdb::{Mac, PortId};
 use switch::tenant::Vlan;
@@ -156,8 +156,11 @@ pub struct Evpn {
     bytes: Vec<u8>,
 }
 
-/// Most datagrams read per call: a bridge with many addresses must not keep the caller.
+/// Most datagrams read per call, and the time after which no other is read: a bridge with many
+/// addresses must not keep the caller. Each of a dump takes as long as the kernel needs to find
+/// where the one before ended, which grows with the number of entries.
 const READS_MAX: usize = 16;
+const READS_TIME: Duration = Duration::from_millis(2);
 
 impl Evpn {
     /// Opens a netlink socket in the namespace `netns`; `None`: the current one.
@@ -212,7 +215,11 @@ impl Evpn {
     }
 
     fn read(&mut self, now: Instant) -> bool {
-        for _ in 0..READS_MAX {
+        let end = Instant::now() + READS_TIME;
+        for reads in 0..READS_MAX {
+            if reads > 0 && Instant::now() >= end {
+                break;
+            }
             match self.socket.receive(&mut self.heard) {
                 Ok(true) => {}
                 Ok(false) => return false,

@@ -34,6 +34,9 @@ const FLIGHT_MAX: usize = 256;
 const GRACE: Duration = Duration::from_secs(10);
 /// Time between two dumps: interfaces change in groups.
 const SYNC_REST: Duration = Duration::from_millis(100);
+/// After a dump, this many times what it took: the kernel's work for one grows with the square of
+/// the entries, and interfaces may change again and again.
+const SYNC_SHARE: u32 = 4;
 /// Time without any message after which a dump that has not ended is requested again. A million
 /// entries take longer in all.
 const DUMP_MAX: Duration = Duration::from_secs(5);
@@ -182,6 +185,9 @@ pub(super) struct Mirror {
     dump: Option<(u32, Dump, Instant)>,
     /// Time of the next dump.
     sync_at: Option<Instant>,
+    /// When the last one began, and the time before which there is no other.
+    sync_began: Instant,
+    sync_after: Instant,
     /// Whether any dump has ended.
     is_synced: bool,
     /// Whether messages were lost since.
@@ -215,6 +221,8 @@ impl Mirror {
             fresh: None,
             dump: None,
             sync_at: Some(now),
+            sync_began: now,
+            sync_after: now,
             is_synced: false,
             is_stale: true,
             flights: HashMap::new(),
@@ -451,7 +459,8 @@ impl Mirror {
 
     fn request_sync(&mut self, now: Instant) {
         let rest = if self.is_synced { SYNC_REST } else { Duration::ZERO };
-        self.sync_at = Some(self.sync_at.map_or(now + rest, |at| at.min(now + rest)));
+        let at = (now + rest).max(self.sync_after);
+        self.sync_at = Some(self.sync_at.map_or(at, |before| before.min(at)));
     }
 
     fn end_dump(&mut self, seq: u32, interrupted: bool, now: Instant) {
@@ -473,6 +482,7 @@ impl Mirror {
             && let Some(fresh) = self.fresh.take()
         {
             self.table = fresh;
+            self.sync_after = now + (now - self.sync_began) * SYNC_SHARE;
             self.resolve(now);
         }
     }
@@ -536,6 +546,7 @@ impl Mirror {
         }
         if self.dump.is_none() && self.sync_at.is_some_and(|at| at <= now) {
             (self.sync_at, self.fresh) = (None, Some(Table::default()));
+            self.sync_began = now;
             self.dump = Some((0, Dump::Links, now));
         }
         if let Some((0, what, heard_at)) = self.dump {

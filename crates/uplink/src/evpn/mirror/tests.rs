@@ -639,3 +639,29 @@ fn a_dump_may_take_long_while_messages_arrive() {
     world.pass(DUMP_MAX + Duration::from_secs(1));
     assert!(world.kernel.on_tap(1));
 }
+
+/// Interfaces that change again and again cause dumps in a bounded share of the time.
+#[test]
+fn dumps_take_a_bounded_part_of_the_time() {
+    let mut world = World::new();
+    (10..20).for_each(|n| world.kernel.put(VXLAN, key(n), EXTERN));
+    world.settle();
+    let begun = world.now;
+    let (mut reading, mut dumps, mut n) = (Duration::ZERO, 0, 0);
+    while world.now < begun + Duration::from_secs(60) {
+        let is_reading = world.mirror.dump.is_some();
+        if !is_reading && world.kernel.queue.is_empty() {
+            n += 1;
+            let link = Link { name: format!("vx{n}"), ..vxlan() };
+            world.kernel.queue.push_back(Heard::Link(link));
+        }
+        world.step(1);
+        // Each message of a dump takes long.
+        let took = Duration::from_millis(if is_reading { 50 } else { 1 });
+        world.now += took;
+        reading += if is_reading { took } else { Duration::ZERO };
+        dumps += u32::from(is_reading && world.mirror.dump.is_none());
+    }
+    assert!(dumps > 5, "{dumps}");
+    assert!(reading < Duration::from_secs(60) / 4, "{reading:?} of a minute, {dumps} dumps");
+}
