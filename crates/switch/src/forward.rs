@@ -20,6 +20,7 @@ mod span;
 mod stalled;
 mod storm;
 mod tenants;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -41,6 +42,7 @@ pub use self::slow::SlowDelivery;
 pub use self::span::Span;
 pub use self::stalled::STALLED_AFTER;
 pub use self::storm::StormLimits;
+use self::wire::Wire;
 use crate::account::Account;
 use crate::fdb::{Fdb, PortId};
 use crate::flow;
@@ -77,6 +79,8 @@ pub struct Port {
     pub egress: Vec<EgressQueue>,
     /// Number of queues that the peer has enabled, from the first on; 0: the port is down.
     active: AtomicU16,
+    /// The port that it is wired to.
+    wire: Wire,
     /// How many times it came up.
     starts: AtomicU64,
     /// Whether its account limits the rate of frames to the peer.
@@ -107,6 +111,7 @@ impl Port {
             name,
             egress,
             active,
+            wire: Wire::default(),
             starts: AtomicU64::new(0),
             has_rate_out: AtomicBool::new(false),
             has_storm: AtomicBool::new(false),
@@ -360,11 +365,11 @@ impl Forwarder {
             from.stats.drops_mirror_port.add(burst.frames.len() as u64);
             return Findings::default();
         }
-        match (self.mode, self.tenants.clone()) {
-            (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
-            (Mode::Switch, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
-            (Mode::Cross, None) => self.cross(from, burst),
-            (Mode::Cross, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
+        match (self.has_partner(from.port), self.tenants.clone()) {
+            (false, None) => self.switch::<false>(from, burst, None, now),
+            (false, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
+            (true, None) => self.cross(from, burst),
+            (true, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
         }
         if let Some(port) = mirrored {
             // Frames left are shown again.
@@ -396,9 +401,7 @@ impl Forwarder {
     }
 
     fn cross(&mut self, from: &Source, burst: &mut Burst<'_>) {
-        let to = PortId(from.port.0 ^ 1);
-        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
-        let Some(active) = port.map(|p| p.active()).filter(|n| *n > 0) else {
+        let Some((to, active)) = self.partner(from.port) else {
             from.stats.drops_no_port.add(burst.frames.len() as u64);
             return;
         };

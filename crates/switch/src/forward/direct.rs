@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Findings, Forwarder, Mode, PortEvent, Source};
+use super::{Findings, Forwarder, PortEvent, Source};
 use crate::fdb::PortId;
 use crate::frame::BURST_MAX;
 use crate::port::{Ingress, QueueId};
@@ -15,7 +15,7 @@ impl Forwarder {
     /// all frames.
     #[inline]
     pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) -> Findings {
-        if self.mode != Mode::Cross || !ingress.supports_direct() {
+        if !ingress.supports_direct() || !self.has_partner(from.port) {
             return Findings::default();
         }
         self.read_into_partner(from, ingress, now);
@@ -25,15 +25,14 @@ impl Forwarder {
     fn read_into_partner(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) {
         let table = Arc::clone(&self.table);
         let port = |id: PortId| table.get(usize::from(id.0)).and_then(Option::as_ref);
-        let to = PortId(from.port.0 ^ 1);
+        let Some((to, active)) = self.partner(from.port) else { return };
         let Some((own, partner)) = port(from.port).zip(port(to)) else { return };
         // Rules are applied to private heads, which such frames do not have.
         let ruled = |id| self.tenants.as_ref().is_some_and(|tenants| tenants.of(id).is_some());
         if ruled(from.port) || ruled(to) || from.tuning.has_rate() || partner.has_rate_out() {
             return;
         }
-        let active = partner.active();
-        if active == 0 || own.mirror.is_on() || partner.mirror.is_on() {
+        if own.mirror.is_on() || partner.mirror.is_on() {
             return;
         }
         let at = QueueId { port: to, queue: from.queue % active };

@@ -89,7 +89,7 @@ impl Forwarder {
         let reaches = |port: &Port| {
             let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
             let is_other = port.id != from.port && refused != Some(port.id);
-            let takes = port.active() > 0 && !port.mirror.is_reserved();
+            let takes = port.active() > 0 && !port.mirror.is_reserved() && !port.is_wired();
             is_other && takes && rules.is_none_or(permits)
         };
         let ports = || table.iter().flatten().filter(|port| reaches(port)).count();

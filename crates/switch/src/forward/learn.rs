@@ -85,8 +85,8 @@ impl Forwarder {
             }
             _ => {
                 let port = self.fdb.lookup(dst, vlan, now_s);
-                let port =
-                    port.filter(|p| self.table.get(usize::from(p.0)).is_some_and(Option::is_some));
+                // A static address may be at a port that is wired since.
+                let port = port.filter(|p| self.port(*p).is_some_and(|port| !port.is_wired()));
                 self.last_found = Some((dst, vlan, now_s, port));
                 port
             }

@@ -3,7 +3,6 @@
 use shm::Seg;
 
 use super::{ETHERNET_LEN, Forwarder, Group, Source};
-use crate::fdb::PortId;
 use crate::flow;
 use crate::frame::{Burst, RETAGGED_LEN};
 use crate::offload;
@@ -24,9 +23,7 @@ impl Forwarder {
     /// Forwards as `cross` does, with rules: heads are copied and checked, nothing is learned.
     #[cold]
     pub(super) fn cross_ruled(&mut self, from: &Source, burst: &mut Burst<'_>, tenants: &Tenants) {
-        let to = PortId(from.port.0 ^ 1);
-        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
-        let Some(active) = port.map(|p| p.active()).filter(|n| *n > 0) else {
+        let Some((to, active)) = self.partner(from.port) else {
             from.stats.drops_no_port.add(burst.frames.len() as u64);
             return;
         };

@@ -797,3 +797,4 @@ mod slow;
 mod span;
 mod storm;
 mod tenants;
+mod wired;

@@ -6,7 +6,7 @@ use shm::Seg;
 use super::*;
 use crate::direct::{Direct, DirectFrame, Lent};
 use crate::fdb::Fdb;
-use crate::forward::{EgressQueue, Events, Port};
+use crate::forward::{EgressQueue, Events, Mode, Port};
 use crate::frame::Burst;
 use crate::port::{Egress, Fault, Steer};
 use crate::vnet::{Offloads, VnetHdr};
