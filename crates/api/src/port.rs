@@ -182,6 +182,7 @@ impl PortText {
             let checked = (Kind::Tap.entry().check)(&bridge);
             checked.map_err(|error| Invalid::new("evpn", format!("evpn={bridge}: {error}")))?;
         }
+        self.check_vif_tap()?;
         check_rules(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
@@ -196,6 +197,20 @@ impl PortText {
             }
         }
         Ok(())
+    }
+
+    /// The interface of a vif comes and goes with the vif, which xen:auto adds and removes.
+    fn check_vif_tap(&self) -> Result<(), Invalid> {
+        let is_single = self.kind == Kind::Xen && self.arg != "auto";
+        if self.word("tap") != Some("vif") || !is_single {
+            return Ok(());
+        }
+        let what = format!(
+            "tap=vif: xen:{} is a single vif: use xen:auto,tap=vif, which adds every vif with its \
+             interface, or a tap: port",
+            self.arg
+        );
+        Err(Invalid::new("tap", what))
     }
 
     /// A datagram socket has a peer, with a name of its own.

@@ -312,6 +312,9 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
     if port["dirty_log"] == true {
         lines.push("migrates: pages written to its memory are logged".into());
     }
+    if let Some(other) = port["wired_to"].as_str() {
+        lines.push(format!("wired to {other}: they exchange all frames"));
+    }
     if port["xen"].is_object() {
         lines.push(vif(&port["xen"]));
     } else if let Some(s) = port["stalled_s"].as_u64() {

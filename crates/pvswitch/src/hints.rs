@@ -13,7 +13,7 @@ pub fn print(spec: &PortSpec) {
         // Its path is known to its starter only.
         Kind::VhostUser(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::VhostUser(conf) => show(&text(&spec.name, conf)),
-        Kind::Xen(Xen { at, .. }) => show(&xen(&spec.name, at, spec.tuning.tenant.mac())),
+        Kind::Xen(conf) => show(&xen(&spec.name, conf, spec.tuning.tenant.mac())),
         Kind::Stream(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::Stream(conf) => show(&stream(&spec.name, conf, spec.tuning.tenant.mac())),
         Kind::Dgram(conf) => show(&dgram(&spec.name, conf, spec.tuning.tenant.mac())),
@@ -26,10 +26,12 @@ fn show(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// How to create a vif. The script is set because xl's default one expects a kernel interface.
-fn xen(name: &str, at: &XenAt, own: Option<[u8; 6]>) -> String {
+/// How to create a vif. Without an interface of the host, the script is set because xl's default one
+/// expects one.
+fn xen(name: &str, conf: &Xen, own: Option<[u8; 6]>) -> String {
     let mac = own.map(|own| format!("mac={},", mac(name, Some(own)))).unwrap_or_default();
-    match at {
+    let script = if conf.tap { "bridge=xenbr0" } else { "script=/bin/true" };
+    match &conf.at {
         XenAt::Local(dir) => format!(
             "# attach to port {name}, without Xen\n  \
              pvswitch nic --connect xen-local:{} --tap tap0\n",
@@ -38,9 +40,9 @@ fn xen(name: &str, at: &XenAt, own: Option<[u8; 6]>) -> String {
         XenAt::Vif(_) | XenAt::Auto => format!(
             "\
 # attach a guest to port {name}: in its xl configuration (docs/xen.md)
-  vif = [ '{mac}script=/bin/true' ]
+  vif = [ '{mac}{script}' ]
 # or while it runs
-  xl network-attach DOMAIN {mac}script=/bin/true
+  xl network-attach DOMAIN {mac}{script}
 "
         ),
     }
@@ -155,12 +157,14 @@ mod tests {
     #[test]
     fn hints_for_vifs_name_the_toolstack() {
         let at = |spec: &str| match spec.parse::<PortSpec>().unwrap().kind {
-            Kind::Xen(xen) => xen.at,
+            Kind::Xen(xen) => xen,
             _ => panic!("a Xen port"),
         };
         let local = xen("x", &at("x=xen-local:/run/v"), None);
         assert!(local.contains("--connect xen-local:/run/v --tap"), "{local}");
         assert!(xen("x", &at("x=xen:auto"), None).contains("vif = [ 'script=/bin/true' ]"));
+        let bridged = xen("x", &at("x=xen:auto,tap=vif"), None);
+        assert!(bridged.contains("vif = [ 'bridge=xenbr0' ]") && !bridged.contains("script"));
         let locked = xen("x", &at("x=xen:1/0"), Some([2, 0, 0, 0, 0, 7]));
         assert!(locked.contains("vif = [ 'mac=02:00:00:00:00:07,script=/bin/true' ]"), "{locked}");
     }

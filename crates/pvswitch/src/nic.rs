@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use guest::Connect;
 use guest::nic::{Options, run};
-use uplink::TapOptions;
+use uplink::{Create, TapOptions};
 
 use crate::cli::NicArgs;
 use crate::error::{AnyError, Usage, guest_error, interval, time};
@@ -23,7 +23,7 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
             name: args.tap.clone(),
             netns: args.netns.clone(),
             queues: NonZeroU16::new(args.connect.queues).unwrap_or(NonZeroU16::MIN),
-            create: true,
+            create: Create::IfMissing,
             persist: None,
             up: true,
             mtu: args.mtu.map(u32::from),

@@ -31,6 +31,7 @@ mod tap;
 mod tenants;
 mod upgrade;
 mod vhost;
+mod vif_tap;
 mod vifs;
 mod why;
 mod xen;
@@ -149,6 +150,8 @@ struct PortState {
     limits: Vec<(&'static str, u64)>,
     ingress: Vec<Ingress>,
     attach: Attach,
+    /// Name of the port with which alone it exchanges frames: a vif's, or that of its TAP.
+    wired: Option<String>,
     /// Number of faults of this port's guest.
     faults: u64,
     /// Why the port is down and does not recover by itself.
@@ -163,6 +166,7 @@ impl PortState {
             limits: Vec::new(),
             ingress,
             attach,
+            wired: None,
             faults: 0,
             failure: None,
         }
@@ -451,12 +455,16 @@ impl System {
         if matches!(&spec.kind, Kind::Xen(Xen { at: XenAt::Auto, .. })) {
             return self.add_xen_auto(spec);
         }
-        let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
-        let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
-        let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
+        let id = self.free_id()?;
         let prepared = self.prepare_port(spec, id, &Leaving::default())?;
         self.install(vec![prepared]);
         Ok(())
+    }
+
+    fn free_id(&self) -> Result<PortId, RunError> {
+        let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
+        let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
+        id.map(PortId).ok_or(RunError::TooManyPorts(PORTS_MAX))
     }
 
     /// Makes a port, without a change of the switch or of other ports: all that can fail.
@@ -515,6 +523,7 @@ impl System {
                 *what = Event::Listener(std::mem::take(name));
             }
         }
+        let mut added = Vec::new();
         for Prepared { state, served } in all {
             let (name, id) = (state.spec.name.clone(), state.port.id);
             let client = state.attach.endpoint().is_some_and(Endpoint::connects);
@@ -523,12 +532,13 @@ impl System {
                 self.pool.serve(served);
             }
             self.follow(id);
-            if client && connects {
-                self.connect(&name);
+            added.push((name, client));
+        }
+        for (name, client) in added.iter().filter(|_| connects) {
+            if *client {
+                self.connect(name);
             }
-            if connects {
-                self.start_xen(&name);
-            }
+            self.start_xen(name);
         }
         self.refresh_mirrors();
         self.refresh_evpn();
@@ -560,6 +570,10 @@ impl System {
             return Ok(());
         }
         self.port(name)?;
+        if let Some(vif) = self.owner_of(name) {
+            let what = format!("port '{name}' is the interface of port '{vif}': remove that one");
+            return Err(RunError::Conflict(what));
+        }
         self.take_down(name, &Leaving::default());
         tracing::info!(port = name, "removed");
         Ok(())
@@ -575,6 +589,7 @@ impl System {
         self.refresh_mirrors();
         state.port.set_active(0);
         let mut kept = None;
+        let tap = state.wired.filter(|_| matches!(state.attach, Attach::Xen(_)));
         match state.attach {
             Attach::VhostUser(vhost) => kept = self.close_endpoint(name, vhost.end, leaving),
             Attach::Stream(stream) => kept = self.close_endpoint(name, stream.end, leaving),
@@ -591,6 +606,7 @@ impl System {
         self.set_rules(id, None);
         self.fdb.flush_port(id);
         self.refresh_evpn();
+        tap.iter().for_each(|tap| _ = self.take_down(tap, leaving));
         kept
     }
 

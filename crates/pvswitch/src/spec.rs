@@ -188,6 +188,8 @@ pub struct Tap {
     pub persist: Option<bool>,
     /// Bridge in which addresses at other ports are announced to other hosts.
     pub evpn: Option<String>,
+    /// Whether it is the interface of a vif: new, and set up by the toolstack's scripts.
+    pub of_vif: bool,
 }
 
 /// A port on an interface of the host, by packet sockets.
@@ -208,6 +210,8 @@ pub struct Xen {
     pub at: XenAt,
     /// Features and queues offered by the back half.
     pub offer: Offer,
+    /// Whether each vif has a TAP of its own.
+    pub tap: bool,
     /// Who may connect, without Xen.
     pub access: Access,
 }
@@ -326,6 +330,7 @@ fn kind(text: &PortText) -> Kind {
                 _ => None,
             },
             evpn: text.text("evpn"),
+            of_vif: false,
         }),
         port::Kind::AfPacket => {
             let (ifname, netns) = (text.arg.clone(), text.text("netns"));
@@ -342,7 +347,7 @@ fn kind(text: &PortText) -> Kind {
                 Ok(None) | Err(_) => XenAt::Auto,
             };
             let offer = Offer { queues, without: bits(&without, back::without) };
-            Kind::Xen(Xen { at, offer, access })
+            Kind::Xen(Xen { at, offer, tap: text.word("tap") == Some("vif"), access })
         }
         port::Kind::Null => Kind::Null,
     }

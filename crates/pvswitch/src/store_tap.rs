@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 
 use clap::Args;
-use uplink::TapOptions;
+use uplink::{Create, TapOptions};
 
 use crate::error::AnyError;
 
@@ -51,7 +51,7 @@ pub fn command(args: &StoreTapArgs) -> Result<(), AnyError> {
         name: args.interface.clone(),
         netns: None,
         queues: NonZeroU16::new(args.queues).unwrap_or(NonZeroU16::MIN),
-        create: true,
+        create: Create::IfMissing,
         persist: None,
         up: true,
         mtu: args.mtu.map(u32::from),

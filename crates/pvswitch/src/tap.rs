@@ -10,8 +10,8 @@ use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::{Offloads, VnetHdr};
 use uplink::{
-    Batching, PACKET_OFFLOADS, PacketLink, PacketOptions, TapEgress, TapError, TapFd, TapIngress,
-    TapOptions,
+    Batching, Create, PACKET_OFFLOADS, PacketLink, PacketOptions, TapEgress, TapError, TapFd,
+    TapIngress, TapOptions,
 };
 
 use crate::spec::{AfPacket, Tap};
@@ -19,6 +19,9 @@ use crate::spec::{AfPacket, Tap};
 /// Buffers of a queue to place in grantable memory: the frames in flight while the receiver keeps
 /// up.
 const GRANTABLE: usize = 12;
+
+/// MAC address of a vif's interface, as xen-netback's: the highest, so that no bridge takes it.
+const VIF_MAC: [u8; 6] = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
 
 /// One queue of a TAP, both directions.
 pub struct TapPair {
@@ -43,6 +46,12 @@ pub struct TapPort {
 /// Opens (or creates) the TAP of a port and sets it up.
 pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
     let tap = uplink::open(&options(conf))?;
+    if conf.of_vif {
+        // Before scripts set it up: the guest is not connected.
+        let what = format!("clear the carrier of `{}`", conf.ifname);
+        let cleared = uplink::set_carrier(&*tap.queues[0], false);
+        cleared.map_err(|error| TapError::Os { what, error })?;
+    }
     port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)
 }
 
@@ -181,11 +190,11 @@ pub fn options(conf: &Tap) -> TapOptions {
         name: conf.ifname.clone(),
         netns: conf.netns.clone(),
         queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
-        create: true,
+        create: if conf.of_vif { Create::Always } else { Create::IfMissing },
         persist: conf.persist,
-        up: true,
+        up: !conf.of_vif,
         mtu: conf.mtu.map(u32::from),
-        mac: None,
+        mac: conf.of_vif.then_some(VIF_MAC),
         queue_len: None,
     }
 }

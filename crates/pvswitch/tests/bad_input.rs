@@ -109,7 +109,7 @@ fn invalid_interfaces() {
 #[test]
 fn invalid_options() {
     let dir = Dir::new();
-    let bad: [(&[&str], &str); 18] = [
+    let bad: [(&[&str], &str); 20] = [
         (&["--poll", "evnt"], "unknown policy 'evnt': use one of event, napi[:BUDGET]"),
         (&["--workers", "0"], "1..=63"),
         (&["--workers", "64"], "1..=63"),
@@ -125,6 +125,8 @@ fn invalid_options() {
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
         (&["--port", "a=pcap:/tmp/a"], "not in this version"),
         (&["--port", "a=xen:1"], "use xen:DOMID/DEVID"),
+        (&["--port", "a=xen:auto,tap=tap0"], "use one of off, vif"),
+        (&["--port", "a=xen:1/0,tap=vif"], "use xen:auto,tap=vif"),
         (&["--port", "a=xen-local:"], "use xen-local:DIR"),
         (&["--port", "a=vhost-user:/tmp/a,queus=2"], "did you mean 'queues'?"),
         (&["--port", "a=null", "--port", "a=null"], "port 'a' exists already"),

@@ -44,8 +44,8 @@ pub use packet::{
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use stream::{End, Socket, StreamEgress, StreamIngress};
 pub use sys::{Io, ReadBatch, WriteBatch};
-pub use tap::{InheritedTap, Tap, TapError, TapOptions};
-pub use tap::{adopt, inherit, open, request_offloads, set_carrier, set_mtu};
+pub use tap::{Create, InheritedTap, Tap, TapError, TapOptions};
+pub use tap::{adopt, check_permission, inherit, open, request_offloads, set_carrier, set_mtu};
 
 /// Length of the virtio-net header before each frame on a TAP queue, in bytes (virtio 1.3, with
 /// `num_buffers`, which a TAP ignores).

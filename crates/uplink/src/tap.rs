@@ -21,6 +21,18 @@ const NET_ADMIN: &str = "CAP_NET_ADMIN";
 /// Longest interface name (IFNAMSIZ less the terminator).
 const NAME_LEN_MAX: usize = 15;
 
+/// When [`open`] creates an interface. One that it created is removed when its last queue is closed,
+/// unless it is to persist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Create {
+    /// Never: it must exist.
+    Never,
+    /// If it does not exist.
+    IfMissing,
+    /// Always: it must not exist.
+    Always,
+}
+
 /// Options for [`open`].
 #[derive(Clone, Debug)]
 pub struct TapOptions {
@@ -30,9 +42,8 @@ pub struct TapOptions {
     pub netns: Option<String>,
     /// Queues requested. An existing interface made without `multi_queue` has one.
     pub queues: NonZeroU16,
-    /// Whether to create it if it does not exist. A created interface is removed when its last
-    /// queue is closed, unless it is to persist.
-    pub create: bool,
+    /// Whether to create it.
+    pub create: Create,
     /// Whether it stays, with its addresses, when its last queue is closed; `None`: unchanged.
     pub persist: Option<bool>,
     /// Whether to set it up.
@@ -82,6 +93,13 @@ pub enum TapError {
         what: String,
         /// The required capability.
         capability: &'static str,
+    },
+    /// This process may not create interfaces.
+    MayNotCreate,
+    /// It exists, and was to be created.
+    Exists {
+        /// Its name.
+        name: String,
     },
     /// It does not exist and was not to be created.
     NoInterface {
@@ -176,6 +194,16 @@ impl fmt::Display for TapError {
                 }
                 Ok(())
             }
+            Self::MayNotCreate => write!(
+                f,
+                "no permission to create TAP interfaces: {NET_ADMIN} is required; run as root, or \
+                 grant it to the program (setcap cap_net_admin+ep; systemd: AmbientCapabilities=)"
+            ),
+            Self::Exists { name } => write!(
+                f,
+                "interface `{name}` exists already, and is not this switch's: end what made it, or \
+                 remove it (ip link del {name})"
+            ),
             Self::NoInterface { name, netns } => {
                 write!(f, "interface `{name}` does not exist")?;
                 let mut command = String::from("ip");
@@ -250,6 +278,28 @@ impl std::error::Error for TapError {
 /// [`TapError`] with what failed, where, and what to do.
 pub fn open(options: &TapOptions) -> Result<Tap, TapError> {
     open_through(Path::new(DEVICE), options)
+}
+
+/// Checks whether this process may create interfaces here, without creating one.
+///
+/// # Errors
+/// [`TapError::NoDevice`], [`TapError::NoPermission`] of the device, [`TapError::MayNotCreate`],
+/// [`TapError::Os`].
+pub fn check_permission() -> Result<(), TapError> {
+    check_permission_through(Path::new(DEVICE))
+}
+
+fn check_permission_through(device: &Path) -> Result<(), TapError> {
+    let file = open_device(device)?;
+    // The kernel checks the permission first, then refuses an interface of no type.
+    match sys::tun_attach(&file, "pvswitch%d", 0) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(TapError::MayNotCreate)
+        }
+        Err(error) => Err(TapError::Os { what: "create TAP interfaces".into(), error }),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Takes over the queues of an interface that another process opened. Its settings stay.
@@ -345,7 +395,10 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     };
     let socket = UnixDatagram::unbound().map_err(|e| os("open a socket for interface", e))?;
     let existed = sys::if_exists(&socket, name).map_err(|e| os("find interface", e))?;
-    if !existed && !options.create {
+    if existed && options.create == Create::Always {
+        return Err(TapError::Exists { name: name.clone() });
+    }
+    if !existed && options.create == Create::Never {
         return Err(TapError::NoInterface { name: name.clone(), netns: options.netns.clone() });
     }
     let queues = attach_all(device, options, existed)?;
@@ -382,8 +435,14 @@ fn attach_all(device: &Path, options: &TapOptions, existed: bool) -> Result<Vec<
     let mut queues = Vec::with_capacity(usize::from(wanted));
     for given in 0..wanted {
         let file = open_device(device)?;
-        match attach(&file, name, libc::IFF_MULTI_QUEUE) {
+        let is_new = given == 0 && options.create == Create::Always;
+        let exclusive = if is_new { libc::IFF_TUN_EXCL } else { 0 };
+        match attach(&file, name, libc::IFF_MULTI_QUEUE | exclusive) {
             Ok(()) => queues.push(file),
+            // Another program was faster.
+            Err(e) if is_new && e.raw_os_error() == Some(libc::EBUSY) => {
+                return Err(TapError::Exists { name: name.clone() });
+            }
             // An existing interface without `multi_queue` fails like one that is not a TAP.
             Err(e) if given == 0 && existed && e.raw_os_error() == Some(libc::EINVAL) => {
                 attach(&file, name, 0).map_err(|e| attach_error(name, e, wanted, given))?;

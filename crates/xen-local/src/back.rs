@@ -273,6 +273,11 @@ impl host::Back for Back {
     fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
         None
     }
+
+    /// A directory has no toolstack.
+    fn send_online(&self, _: u16, _: u32) -> std::io::Result<bool> {
+        Ok(true)
+    }
 }
 
 impl Drop for Back {

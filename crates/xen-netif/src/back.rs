@@ -30,7 +30,7 @@ pub use plug::{KeptRings, Queues, RingPositions, RingsState, Socket};
 pub use state::State;
 pub use store::Home;
 pub use tree::{Failure, Tree};
-pub use vif::{Handshake, Plug, Settings, Status, VifId, VifState};
+pub use vif::{Handshake, Interface, Plug, Settings, Status, VifId, VifState};
 
 /// Maximum MTU of a vif, in bytes.
 pub const MTU_MAX: u16 = 9216;

@@ -10,6 +10,7 @@ mod channel;
 mod error;
 pub mod xen;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -75,6 +76,13 @@ pub trait Back: Send + Sync {
 
     /// The other back end that serves this vif, with advice; `None`: no other.
     fn claimed_by(&self, domid: u16, devid: u32) -> Option<String>;
+
+    /// Has the kernel send the event `online` for a vif, on which toolstacks that use udev run
+    /// their scripts. Returns false if the kernel does not know the vif yet.
+    ///
+    /// # Errors
+    /// It cannot be sent.
+    fn send_online(&self, domid: u16, devid: u32) -> io::Result<bool>;
 }
 
 /// Host interface of a vif's front half.

@@ -183,6 +183,12 @@ fn port() -> Value {
             ("created", flag(), "tap: whether the switch created the interface"),
             ("offloads", text(), "tap: for display"),
             ("evpn", maybe(evpn()), "tap: with `evpn=`"),
+            (
+                "wired_to",
+                maybe(text()),
+                "with `tap=vif`: the port of the vif or of its TAP, with which it exchanges all \
+                 frames",
+            ),
             ("xen", maybe(object(xen.into(), vec![])), "xen, xen-local: the vif"),
         ],
     )

@@ -152,6 +152,11 @@ const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
 const AF_PACKET: &[Kind] = &[Kind::AfPacket];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
+/// Words of `tap=`.
+const VIF_TAP: Type = Type::Choice(&[
+    Choice::word("off", "its frames are switched"),
+    Choice::word("vif", "its frames go to a TAP of its own"),
+]);
 
 /// Kinds with a Unix socket.
 const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::Stream, Kind::Dgram, Kind::XenLocal];
@@ -371,6 +376,11 @@ pub const TABLE: &[Entry] = &[
              `dynamic-multicast-control`, `split-event-channels`, `ctrl-ring`, `smart-poll` \
              (never offered without `smart-poll=on`)",
         ),
+    Entry::new("tap", VIF_TAP, "off", "whether each vif has an interface of the host").of(XEN).more(
+        "; with `vif`, of `xen:auto` and `xen-local`: each vif has a TAP `vifDOMID.DEVID`, as with \
+         xen-netback, to which all its frames go and from which it gets all: for hotplug scripts, \
+         bridges and routes of the host ([Xen](xen.md#hotplug-scripts))",
+    ),
     Entry::new("smart-poll", ON_OFF, "off", "offer feature-smart-poll")
         .of(XEN)
         .file("smart_poll")

@@ -74,6 +74,9 @@ pub(super) struct PortOffer {
     pub(super) connection: Option<ConnectionState>,
     /// Queues of a TAP, and whether the switch created it.
     pub(super) tap: Option<(Vec<u32>, bool)>,
+    /// The vif's port, of its TAP.
+    #[serde(default)]
+    pub(super) wired: Option<String>,
     /// The connection of a stream port.
     #[serde(default)]
     pub(super) stream: Option<u32>,

@@ -23,6 +23,7 @@ use switch::hold::HOLD_DEFAULT;
 use switch::schedule::{Placement, token};
 
 use super::endpoint::Address;
+use super::vif_tap;
 use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
 use crate::config::Reloaded;
@@ -533,6 +534,15 @@ impl System {
             self.xen_auto = Some(spec.clone());
         }
         for name in names {
+            let wired = self.ports.get(&name).and_then(|state| state.wired.clone());
+            if let Some(tap) = wired {
+                let tuning = vif_tap::tuning(&spec.tuning);
+                self.ports.get(&tap).iter().for_each(|state| self.retune(state, &tuning));
+                self.ports
+                    .get_mut(&tap)
+                    .into_iter()
+                    .for_each(|state| state.spec.tuning = tuning.clone());
+            }
             let Some(state) = self.ports.get_mut(&name) else { continue };
             // Its rules and rates stay the old ones until `set_tenant` compares and replaces them.
             let tenant = state.spec.tuning.tenant.clone();

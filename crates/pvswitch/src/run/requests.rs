@@ -132,7 +132,12 @@ impl System {
     }
 
     fn fdb_add(&mut self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
-        let id = self.port(port)?.port.id;
+        let state = self.port(port)?;
+        if state.port.is_wired() {
+            let what = format!("port '{port}' is wired to another: no address leads to it");
+            return Err(RunError::Conflict(what));
+        }
+        let id = state.port.id;
         let address = address(mac, vlan)?;
         let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
         let added = self.fdb.add_static(address.mac, address.vlan, id, now);

@@ -111,6 +111,9 @@ impl System {
             value["connections"] = end.connections.into();
             end.errors.show(&mut value);
         }
+        if state.port.is_wired() {
+            value["wired_to"] = state.wired.as_deref().into();
+        }
         if let Some(failure) = &state.failure {
             value["last_error"] = failure.as_str().into();
         }

@@ -350,9 +350,10 @@ impl System {
             result => result?,
         }
         for port in &offer.ports {
-            let spec = match port.xen.as_ref().and_then(XenOffer::found) {
-                Some(vif) => self.spec_of_found(vif),
-                None => self.config.port(&port.name).map(PortSpec::from),
+            let spec = match (port.xen.as_ref().and_then(XenOffer::found), &port.wired) {
+                (Some(vif), _) => self.spec_of_found(vif),
+                (None, Some(vif)) => self.spec_of_tap(&port.name, vif),
+                (None, None) => self.config.port(&port.name).map(PortSpec::from),
             };
             let spec = spec.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)));
             let prepared = spec
@@ -370,6 +371,7 @@ impl System {
             }
         }
         self.install_and(all, false);
+        offer.ports.iter().for_each(|port| self.rewire(port));
         match self.add_statics() {
             Err(error) if left.is_some() => tracing::error!("static addresses: {error}"),
             result => result?,

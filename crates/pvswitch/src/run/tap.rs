@@ -14,7 +14,7 @@ use vhost_user::device::KickFd;
 use super::reload::{Leaving, Prepared};
 use super::{Attach, Ingress, PortState, RunError, System};
 use crate::pool::Pool;
-use crate::spec::{AfPacket, PortSpec, Tap};
+use crate::spec::{AfPacket, Kind, PortSpec, Tap};
 use crate::tap::{TapPort, TapQueues};
 use crate::worker::Served;
 
@@ -70,6 +70,9 @@ impl System {
             served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
         }
         let port = Arc::new(self.make_port(id, &spec.name, egress));
+        if matches!(&spec.kind, Kind::Tap(tap) if tap.of_vif) {
+            port.wire(None);
+        }
         // One taken over from another process may be down, or gone.
         let failure = match (is_packet, removed) {
             (false, true) => Some(TAP_REMOVED),
@@ -101,10 +104,11 @@ impl System {
             queues.check_at = Some(Instant::now() + CHECK_INTERVAL);
             tracing::warn!(port = name, "down: {why}: set it up (ip link set IFNAME up)");
         } else {
-            tracing::error!(
-                port = name,
-                "down: {why}: make it again, then remove and add the port (ctl del-port, add-port)"
-            );
+            let remedy = match &state.wired {
+                Some(_) => "detach and attach its vif (xl network-detach, network-attach)",
+                None => "make it again, then remove and add the port (ctl del-port, add-port)",
+            };
+            tracing::error!(port = name, "down: {why}: {remedy}");
         }
         let all = queues.fds.len() as u16;
         state.failure = Some(why.into());

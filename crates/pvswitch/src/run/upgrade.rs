@@ -180,11 +180,13 @@ impl System {
         }
     }
 
-    /// All of the switch itself. Of ports of the configuration, and of those that `xen:auto`
-    /// found, it has names and ids.
+    /// All of the switch itself. Of ports of the configuration, those that `xen:auto` found,
+    /// and their TAPs, it has names and ids.
     pub(super) fn switch_offer<'a>(&'a self, fds: &mut Exported<'a>) -> Offer {
         let known = |state: &&PortState| {
-            self.config.port(&state.spec.name).is_some() || xen::is_found(&state.attach)
+            self.config.port(&state.spec.name).is_some()
+                || xen::is_found(&state.attach)
+                || state.wired.is_some()
         };
         let mut ports: Vec<_> = self.ports.values().filter(known).map(bare).collect();
         ports.sort_by_key(|port| port.id);
@@ -311,6 +313,7 @@ pub(super) fn port_offer<'a>(
         Attach::Tap(tap) => {
             let queues = tap.fds.iter().map(|fd| export_fd(fds, fd.as_fd()));
             offer.tap = Some((queues.collect(), tap.created));
+            offer.wired.clone_from(&state.wired);
         }
         Attach::Xen(port) => offer.xen = xen::offer(buses, port, fds),
         Attach::Null => {}

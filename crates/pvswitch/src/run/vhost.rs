@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use switch::account::Charge;
 use switch::fdb::PortId;
-use switch::forward::{Mode, Port};
+use switch::forward::Port;
 use switch::schedule::token;
 use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
@@ -145,19 +145,21 @@ impl System {
         }
     }
 
-    /// In cross mode a TAP has a single receiver: requests from the kernel the offloads that this
+    /// In cross mode, or wired, a TAP has a single receiver: requests from the kernel the offloads that this
     /// guest accepts.
     pub(super) fn follow(&mut self, id: PortId) {
-        if self.options.mode != Mode::Cross {
-            return;
-        }
-        let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
+        let Some(pair) = self.pair_of(id) else { return };
+        let wired = |p: &PortState| pair.contains(&p.port.id);
         let accepted = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
             Attach::VhostUser(vhost) => {
                 let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
                 Some(guest.features).filter(|features| *features != 0).map(takes)
             }
             Attach::Stream(_) => Some(Offloads::default()),
+            Attach::Xen(_) if p.port.is_wired() && p.port.active() > 0 => {
+                let queue = p.port.egress[0].queue.lock();
+                Some(queue.unwrap_or_else(PoisonError::into_inner).offloads())
+            }
             _ => None,
         });
         let Some(accepted) = accepted else { return };

@@ -220,7 +220,13 @@ impl System {
         let is_xen = |state: &PortState| matches!(state.attach, Attach::Xen(_));
         let ports = self.ports.iter().filter(|(_, state)| is_xen(state));
         let names: Vec<_> = ports.map(|(name, _)| name.clone()).collect();
-        names.iter().for_each(|name| self.start_xen(name));
+        for name in &names {
+            // Those of adopted vifs are there, unless a killed process could not keep them.
+            if self.ensure_tap(name) {
+                tracing::warn!(port = name, "its interface is new: run its hotplug script again");
+            }
+            self.start_xen(name);
+        }
         for of in self.xen.keys().cloned().collect::<Vec<_>>() {
             let Some(bus) = self.xen.get_mut(&of) else { continue };
             let done = match self.xen_auto.is_some() && of == Hypervisor::Xen {

@@ -15,13 +15,15 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::schedule::token;
 use switch::tuning::Tuning;
-use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId, VifState};
+use xen_netif::back::{Bus, Failure, Handshake, Home, Interface, Queues, Socket, Tree};
+use xen_netif::back::{VifId, VifState};
 use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::endpoint::jitter;
 use super::reload::Leaving;
+use super::vif_tap::{self, VifTap, Wired};
 use super::vifs::XenInherited;
 use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
@@ -50,7 +52,7 @@ pub(super) enum Hypervisor {
 
 /// A hypervisor and its vifs.
 pub(super) struct XenBus {
-    host: Arc<dyn Back>,
+    pub(super) host: Arc<dyn Back>,
     /// The host, if it is a directory.
     pub(super) local: Option<Arc<xen_local::Back>>,
     /// Whether its front end waits until a change is kept.
@@ -82,6 +84,8 @@ pub(super) struct XenPort {
     /// Taken over from another process, and not served yet.
     pub(super) adopted: bool,
     pub(super) log: Arc<PortLog>,
+    /// Its interface, if it has one.
+    pub(super) tap: Option<VifTap>,
     /// `None` once it is followed.
     pub(super) handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// State in the record for the next process, if this one is killed.
@@ -103,10 +107,13 @@ pub(super) struct VifQueues {
     pool: Arc<Pool>,
     fdb: Arc<Fdb>,
     log: Arc<PortLog>,
+    tap: Option<Wired>,
 }
 
 impl Queues for VifQueues {
     fn start(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
+        // Before the front end is connected, which then sends its first frames.
+        self.tap.iter().for_each(|tap| tap.set_carrier(true));
         let (pair, tuning) = &self.queues[usize::from(queue)];
         let id = self.port.id;
         let source = Source::new(id, queue, Arc::clone(&pair.ingress_stats), Arc::clone(tuning));
@@ -134,6 +141,11 @@ impl Queues for VifQueues {
         if queues == 0 {
             self.fdb.flush_learned(self.port.id);
         }
+        self.tap.iter().for_each(|tap| tap.set_carrier(queues > 0));
+    }
+
+    fn interface(&self) -> Interface {
+        self.tap.as_ref().map_or(Interface::None, Wired::interface)
     }
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
@@ -171,6 +183,7 @@ impl System {
     /// Opens what `xen:auto` needs: all of it that can fail.
     pub(super) fn open_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
         let Kind::Xen(conf) = &spec.kind else { unreachable!("xen:auto is a Xen port") };
+        vif_tap::check(spec, conf)?;
         self.open_bus(&Hypervisor::Xen, spec, conf, None)
     }
 
@@ -203,7 +216,10 @@ impl System {
     ) -> Result<PortState, RunError> {
         let (of, vif) = match &conf.at {
             XenAt::Vif(vif) => (Hypervisor::Xen, *vif),
-            XenAt::Local(directory) => (Hypervisor::Local(directory.clone()), LOCAL),
+            XenAt::Local(directory) => {
+                vif_tap::check(spec, conf)?;
+                (Hypervisor::Local(directory.clone()), LOCAL)
+            }
             XenAt::Auto => return Err(RunError::Request("xen:auto is not a single port".into())),
         };
         if let Some(other) = self.port_of(&of, vif).filter(|other| !leaving.ports.contains(*other))
@@ -215,9 +231,13 @@ impl System {
             self.inherited.xen.remove(&spec.name).unwrap_or_default();
         self.open_bus(&of, spec, conf, local)?;
         let host = Arc::clone(&self.xen[&of].host);
+        let tap = VifTap::of(conf);
         let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
         let egress = pairs.iter().map(Pair::egress_queue).collect();
         let port = Arc::new(self.make_port(id, &spec.name, egress));
+        if tap.is_some() {
+            port.wire(None);
+        }
         let ingress = pairs.iter().enumerate();
         let ingress: Vec<_> =
             ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
@@ -229,6 +249,7 @@ impl System {
             pool: Arc::clone(&self.pool),
             fdb: Arc::clone(&self.fdb),
             log: Arc::clone(&log),
+            tap: tap.as_ref().map(|tap| tap.wired.clone()),
         };
         // Mapped one by one: a guest's rings, and static grants of each queue.
         let most = u64::from(conf.offer.queues) * (STATIC_GRANTS_MAX as u64 + 2) + 1;
@@ -243,6 +264,7 @@ impl System {
             found: false,
             adopted: false,
             log,
+            tap,
             handshake: Some(Box::new(handshake)),
             kept: VifState::default(),
             logged: String::new(),
@@ -256,11 +278,22 @@ impl System {
 
     /// Begins the handshake of a port that has been added to the switch.
     pub(super) fn start_xen(&mut self, name: &str) {
+        self.ensure_tap(name);
         let Some(xen) = self.xen_port(name) else { return };
         let (of, id) = (xen.of.clone(), xen.id);
         let Some(handshake) = xen.handshake.take() else { return };
         let Some(bus) = self.xen.get_mut(&of) else { return };
         let done = bus.bus.add(&mut bus.home, id, *handshake, Instant::now());
+        self.finish_bus(&of, done);
+    }
+
+    /// Has a vif read its keys again.
+    pub(super) fn poll_vif(&mut self, name: &str) {
+        let Some(xen) = self.xen_port(name) else { return };
+        let (of, id) = (xen.of.clone(), xen.id);
+        let Some(XenBus { bus, home, .. }) = self.xen.get_mut(&of) else { return };
+        let Some(vif) = bus.vif(id) else { return };
+        let done = vif.poll(home, Instant::now());
         self.finish_bus(&of, done);
     }
 
@@ -464,7 +497,7 @@ impl System {
     /// Logs changes and watches the event channels of control rings.
     fn update_vifs(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
-        let (mut changed, mut touched) = (Vec::new(), Vec::new());
+        let (mut changed, mut touched, mut followed) = (Vec::new(), Vec::new(), Vec::new());
         for (name, state) in &mut self.ports {
             let Attach::Xen(port) = &mut state.attach else { continue };
             let Some(vif) = bus.bus.vif(port.id).filter(|_| port.of == *of) else { continue };
@@ -473,6 +506,10 @@ impl System {
                 let why = status.error.map(|why| format!(": {why}")).unwrap_or_default();
                 port.log.info(format_args!("vif {}: {}{why}", port.id, status.text));
                 port.logged = status.text;
+            }
+            let is_up = state.port.active() > 0;
+            if port.tap.as_mut().is_some_and(|tap| tap.follow(is_up)) {
+                followed.push(state.port.id);
             }
             let now = vif.export();
             if port.kept != now {
@@ -489,6 +526,7 @@ impl System {
             }
         }
         touched.iter().for_each(|name| self.touch(name));
+        followed.into_iter().for_each(|id| self.follow(id));
         for (name, old) in changed {
             let what = Event::XenControl(name.clone());
             if let Some(old) = old {
@@ -570,7 +608,11 @@ impl System {
             Attach::Xen(port) => port.control_due,
             _ => None,
         });
-        self.xen.values().filter_map(XenBus::due).chain(control).min()
+        let taps = self.ports.values().filter_map(|p| match &p.attach {
+            Attach::Xen(port) => port.tap.as_ref()?.due(),
+            _ => None,
+        });
+        self.xen.values().filter_map(XenBus::due).chain(control).chain(taps).min()
     }
 
     /// Runs actions that are due.
@@ -588,6 +630,7 @@ impl System {
                 self.finish_bus(&of, done);
             }
         }
+        self.tick_vif_taps(now);
         let is_due = |p: &PortState| matches!(&p.attach, Attach::Xen(x) if due(x.control_due));
         let names: Vec<_> =
             self.ports.iter().filter(|(_, p)| is_due(p)).map(|(name, _)| name.clone()).collect();
@@ -643,7 +686,7 @@ fn state_text(text: String, stalled_s: &[u64], queues: usize) -> String {
 }
 
 /// The port name for a vif added by `xen:auto`, which is also Linux's interface name.
-fn vif_name(id: VifId) -> String {
+pub(super) fn vif_name(id: VifId) -> String {
     format!("vif{}.{}", id.domid, id.devid)
 }
 

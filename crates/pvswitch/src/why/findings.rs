@@ -117,7 +117,8 @@ impl<'a> Seen<'a> {
     /// The other ports that are up.
     fn others(&self, name: &str) -> Vec<&'a Value> {
         let ports = list(&self.show.value["ports"]).iter();
-        ports.filter(|port| port["name"] != name && port["up"] == true).collect()
+        let is_other = |port: &&Value| port["name"] != name && port["wired_to"].is_null();
+        ports.filter(|port| is_other(port) && port["up"] == true).collect()
     }
 }
 
@@ -279,11 +280,14 @@ fn reach(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let one =
         |cause: &str, what: String, remedy: &str| vec![Finding::new(Blocked, cause, what, remedy)];
     let show = seen.show.value;
-    if text(&show["forward"]) == "cross" {
-        let partner = port["id"].as_u64().map(|id| id ^ 1);
-        let mut all = list(&show["ports"]).iter();
-        let partner = all.find(|other| partner.is_some() && other["id"].as_u64() == partner);
-        return match partner {
+    let wired = port["wired_to"].as_str();
+    if text(&show["forward"]) == "cross" || wired.is_some() {
+        let number = port["id"].as_u64().map(|id| id ^ 1);
+        let is_partner = |other: &&Value| match wired {
+            Some(name) => other["name"] == name,
+            None => number.is_some() && other["id"].as_u64() == number,
+        };
+        return match list(&show["ports"]).iter().find(is_partner) {
             Some(other) if other["up"] == true => Vec::new(),
             Some(other) => {
                 let what = format!("its partner {} is {}", text(&other["name"]), other["state"]);

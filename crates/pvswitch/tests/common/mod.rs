@@ -426,7 +426,7 @@ pub fn tap_queue(name: &str, netns: Option<&str>) -> OwnedFd {
         name: name.into(),
         netns: netns.map(String::from),
         queues: NonZeroU16::MIN,
-        create: true,
+        create: uplink::Create::IfMissing,
         persist: None,
         up: true,
         mtu: None,

@@ -19,7 +19,7 @@ use switch::port::Ingress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::time::{Instant, Ns};
 use switch::vnet::{GSO_NONE, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
-use uplink::{Batching, NullEgress, Tap, TapFd, TapIngress, TapOptions};
+use uplink::{Batching, Create, NullEgress, Tap, TapFd, TapIngress, TapOptions};
 use vhost_user::net::Pair;
 use vhost_user::port::Format;
 
@@ -73,7 +73,7 @@ impl Netns {
             name: name.into(),
             netns: Some(self.0.clone()),
             queues: NonZeroU16::MIN,
-            create: true,
+            create: Create::IfMissing,
             persist: None,
             up: true,
             mtu: Some(9000),

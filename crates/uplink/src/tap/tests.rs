@@ -48,7 +48,7 @@ fn options(name: &str) -> TapOptions {
         name: name.into(),
         netns: None,
         queues: NonZeroU16::MIN,
-        create: true,
+        create: Create::IfMissing,
         persist: None,
         up: false,
         mtu: None,
@@ -81,10 +81,49 @@ fn missing_device_error_names_the_module_to_load() {
 #[test]
 fn missing_interface_error_has_the_command_that_makes_it() {
     let Some(netns) = Netns::new() else { return };
-    let error = open(&TapOptions { create: false, ..netns.options("t0") }).unwrap_err();
+    let error = open(&TapOptions { create: Create::Never, ..netns.options("t0") }).unwrap_err();
     assert!(matches!(error, TapError::NoInterface { .. }), "{error}");
     let command = format!("ip -n {} tuntap add dev t0 mode tap multi_queue", netns.0);
     assert!(error.to_string().contains(&command), "{error}");
+}
+
+#[test]
+fn interface_that_must_be_new_is_created_once() {
+    let Some(netns) = Netns::new() else { return };
+    let new = TapOptions { create: Create::Always, queues: queues(3), ..netns.options("t0") };
+    let tap = open(&new).unwrap();
+    assert!(tap.created && tap.queues.len() == 3);
+    netns.ip("link add t1 type bridge");
+    for name in ["t0", "t1"] {
+        let error = open(&TapOptions { name: name.into(), ..new.clone() }).unwrap_err();
+        assert!(matches!(&error, TapError::Exists { name: n } if n == name), "{error}");
+        assert!(error.to_string().contains(&format!("ip link del {name}")), "{error}");
+    }
+    drop(tap);
+    open(&new).unwrap();
+}
+
+#[test]
+fn permission_is_checked_without_an_interface() {
+    let Some(netns) = Netns::new() else { return };
+    let check = || {
+        let checked = check_permission();
+        let links = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        assert!(!links.contains("pvswitch"), "{links}");
+        checked
+    };
+    in_netns(&netns.0, check).unwrap().unwrap();
+    let unprivileged = || {
+        set_thread_res_uid(Uid::from_raw(65534), Uid::from_raw(65534), Uid::from_raw(65534))?;
+        Ok::<_, io::Error>(check_permission())
+    };
+    let checked = std::thread::scope(|s| s.spawn(unprivileged).join().unwrap());
+    let error = checked.unwrap().unwrap_err();
+    // Whoever may not open the device is told that.
+    let refused = matches!(error, TapError::MayNotCreate | TapError::NoPermission { .. });
+    assert!(refused && error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    let error = check_permission_through(Path::new("/nonexistent/tun")).unwrap_err();
+    assert!(matches!(error, TapError::NoDevice { .. }), "{error}");
 }
 
 #[test]
@@ -186,7 +225,7 @@ fn created_interface_has_its_options_and_lives_as_long_as_its_queues() {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert_eq!(std::fs::read_link("/proc/thread-self/ns/net").unwrap(), before);
-    let again = open(&TapOptions { create: false, ..netns.options("t0") }).unwrap();
+    let again = open(&TapOptions { create: Create::Never, ..netns.options("t0") }).unwrap();
     assert!(!again.created, "an existing one is opened");
     drop((tap, again));
     assert_eq!(show(), "", "it was removed with its last queue");

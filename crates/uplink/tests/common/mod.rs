@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use switch::frame::Burst;
 use switch::port::Ingress;
 use switch::stats::{EgressStats, IngressStats};
-use uplink::{Batching, Tap, TapEgress, TapFd, TapIngress, TapOptions};
+use uplink::{Batching, Create, Tap, TapEgress, TapFd, TapIngress, TapOptions};
 
 /// A network namespace without IPv6 (which would send its own frames), removed when dropped.
 pub struct Netns(pub String);
@@ -60,7 +60,7 @@ impl Netns {
             name: "t0".into(),
             netns: Some(self.0.clone()),
             queues: NonZeroU16::new(queues).unwrap(),
-            create: true,
+            create: Create::IfMissing,
             persist: None,
             up: true,
             mtu: None,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::keys::{Refused, Request};
 use super::plug::RingPositions;
 use super::tree::{Failure, Tree};
-use super::vif::{Plug, Settings};
+use super::vif::{Interface, Plug, Settings};
 
 /// Xenstore in memory.
 #[derive(Default)]
@@ -178,11 +178,17 @@ pub struct Counted {
     pub adopted: usize,
     pub resumes: usize,
     pub claimed_by: Option<String>,
+    /// `None`: it has no interface.
+    pub interface: Option<Interface>,
 }
 
 impl Plug for Counted {
     fn claimed_by(&mut self) -> Option<String> {
         self.claimed_by.clone()
+    }
+
+    fn interface(&mut self) -> Interface {
+        self.interface.clone().unwrap_or(Interface::None)
     }
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {

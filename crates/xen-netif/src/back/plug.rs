@@ -13,7 +13,7 @@ use shm::{Area, Domain, Mapping, Private};
 use switch::account::{Account, Charge};
 
 use super::keys::{FrontFeatures, QueueKeys, Refused, Request};
-use super::vif::{Plug, Settings, VifId};
+use super::vif::{Interface, Plug, Settings, VifId};
 use crate::host::{Back, Bound, Channel, HostError, RingPage, SharedChannel};
 use crate::port::control::{Control, Orders, OrdersState};
 use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring, XenIngress};
@@ -27,6 +27,10 @@ pub trait Queues {
     fn stop(&mut self, queue: u16);
     /// Sets the number of queues, from the first, to which frames may be delivered.
     fn set_active(&mut self, queues: u16);
+    /// The interface of the host for the vif; by default it has none.
+    fn interface(&self) -> Interface {
+        Interface::None
+    }
     /// Returns a function that logs why static grants could not be mapped; a guest can cause any
     /// number of calls.
     fn log(&self) -> Box<dyn FnMut(HostError) + Send>;
@@ -540,6 +544,10 @@ fn peer(features: &FrontFeatures) -> Peer {
 impl<Q: Queues> Plug for Socket<Q> {
     fn claimed_by(&mut self) -> Option<String> {
         self.host.claimed_by(self.id.domid, self.id.devid)
+    }
+
+    fn interface(&mut self) -> Interface {
+        self.queues.interface()
     }
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {

@@ -65,10 +65,23 @@ pub struct Settings {
     pub link: bool,
 }
 
+/// Interface of the host for a vif, which the toolstack's hotplug scripts set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Interface {
+    /// It has none: scripts have nothing to do.
+    None,
+    /// It exists. A front end is connected when the toolstack's script has finished.
+    Exists,
+    /// It cannot be created, with the reason. The vif is not served until it can.
+    Missing(String),
+}
+
 /// Destination of a vif's rings.
 pub trait Plug {
     /// The other back end that serves the vif, if any.
     fn claimed_by(&mut self) -> Option<String>;
+    /// The vif's interface.
+    fn interface(&mut self) -> Interface;
     /// Maps rings, binds channels and starts queues with the last settings: all of them, or none
     /// with a reason. Frames of the guest are taken from now on; none are delivered to it before
     /// `set`.
@@ -312,6 +325,13 @@ impl<P: Plug> Handshake<P> {
             if self.claimed_by.is_some() || !self.check_domain(store)? {
                 return Ok(());
             }
+            if !self.check_interface(store)? {
+                self.read_states(store, &front)?;
+                return match self.is_detached(store)? {
+                    true => self.close(store, State::Closed),
+                    false => Ok(()),
+                };
+            }
         }
         self.read_states(store, &front)?;
         self.follow(store, &front, now)?;
@@ -363,6 +383,28 @@ impl<P: Plug> Handshake<P> {
         Ok(false)
     }
 
+    /// Scripts run when InitWait is written: the interface must exist before.
+    fn check_interface<T: Tree>(&mut self, store: &mut T) -> Result<bool, Failure> {
+        if let Interface::Missing(why) = self.plug.interface() {
+            self.report_error(store, &Refused { errno: Errno::NODEV, text: why })?;
+            return Ok(false);
+        }
+        if self.error.take().is_some() {
+            store.remove(&self.error_dir())?;
+        }
+        Ok(true)
+    }
+
+    /// Whether the toolstack removes the vif before, or without, a driver in the guest: no front
+    /// end will close.
+    fn is_detached<T: Tree>(&self, store: &mut T) -> Result<bool, Failure> {
+        if self.online || self.plugged.is_some() || self.state == State::Closed {
+            return Ok(false);
+        }
+        let own = store.read(&format!("{}/state", self.back))?;
+        Ok(own.as_deref().and_then(State::parse) == Some(State::Closing))
+    }
+
     /// Reads the states of both ends.
     fn read_states<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
         self.online = keys::flag(store, &format!("{}/online", self.back))?;
@@ -382,14 +424,8 @@ impl<P: Plug> Handshake<P> {
     /// The target state, from the states read.
     fn target<T: Tree>(&self, store: &mut T, front: &str) -> Result<Option<State>, Failure> {
         let to = state::target(self.state, self.front_state);
-        if !self.online && self.plugged.is_none() && self.state != State::Closed {
-            // Detached before, or without, a driver in the guest: no front end will close.
-            let own = store.read(&format!("{}/state", self.back))?;
-            if own.as_deref().and_then(State::parse) == Some(State::Closing)
-                && self.state != State::Closing
-            {
-                return Ok(Some(State::Closed));
-            }
+        if self.state != State::Closing && self.is_detached(store)? {
+            return Ok(Some(State::Closed));
         }
         if to != Some(State::Connected) {
             return Ok(to);
@@ -456,6 +492,12 @@ impl<P: Plug> Handshake<P> {
             self.error = Some(format!("hotplug script: {}", keys::printable(&why)));
             return Ok(false);
         }
+        // The script puts the interface into a bridge; frames before that would be lost.
+        let has_interface = self.plug.interface() != Interface::None;
+        if has_interface && hotplug.as_deref().is_some_and(|status| status != "connected") {
+            self.waits = Some("the toolstack's hotplug script has not written hotplug-status");
+            return Ok(false);
+        }
         if let Err(at) = self.connects.take(now) {
             self.waits = Some("the guest reconnects too often");
             self.due = Some(at);
@@ -489,8 +531,8 @@ impl<P: Plug> Handshake<P> {
         hotplug: Option<&str>,
     ) -> Result<bool, Failure> {
         let mut keys = vec![pair("carrier", u8::from(settings.link))];
-        if hotplug != Some("connected") {
-            // There is no interface for a hotplug script to set up: nothing waits for one.
+        if hotplug != Some("connected") && self.plug.interface() == Interface::None {
+            // A hotplug script has nothing to set up: nothing waits for one.
             keys.push(pair("hotplug-status", "connected"));
         }
         keys.push(pair("state", State::Connected.number()));

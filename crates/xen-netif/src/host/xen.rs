@@ -4,6 +4,7 @@ pub(super) mod sys;
 #[cfg(test)]
 mod tests;
 
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -158,6 +159,20 @@ impl super::Back for Back {
 
     fn claimed_by(&self, domid: u16, devid: u32) -> Option<String> {
         claimed_by(Path::new(DEVICES), domid, devid)
+    }
+
+    fn send_online(&self, domid: u16, devid: u32) -> io::Result<bool> {
+        send_online(Path::new(DEVICES), domid, devid)
+    }
+}
+
+/// As xen-netback does when its interface exists.
+fn send_online(devices: &Path, domid: u16, devid: u32) -> io::Result<bool> {
+    let uevent = devices.join(format!("vif-{domid}-{devid}")).join("uevent");
+    match std::fs::OpenOptions::new().write(true).open(uevent) {
+        Ok(mut file) => file.write_all(b"online").map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -10,7 +10,7 @@ use ::ring::xen::{
 };
 use shm::{Domain, Seg, SegMut};
 use switch::poll::{Costs, Policy};
-use xen_netif::back::{self, Offer, Plug, Refused, Request, VifId, without};
+use xen_netif::back::{self, Interface, Offer, Plug, Refused, Request, VifId, without};
 use xen_netif::host::{self, Back};
 
 use super::super::*;
@@ -55,6 +55,10 @@ pub struct Raw {
 }
 
 impl Plug for Raw {
+    fn interface(&mut self) -> Interface {
+        Interface::None
+    }
+
     fn claimed_by(&mut self) -> Option<String> {
         None
     }

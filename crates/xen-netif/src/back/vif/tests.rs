@@ -451,6 +451,68 @@ fn a_vif_served_by_another_back_end_is_not_touched() {
 }
 
 #[test]
+fn vif_whose_interface_is_missing_waits_for_it_and_reports_why() {
+    let mut bench = Bench::new();
+    bench.store.name_rings(&front(1, 0));
+    let missing = |why: &str| Some(Interface::Missing(why.into()));
+    bench.vif.plug().interface = missing("`vif1.0` exists already");
+    assert_eq!(bench.start(), [0; 0]);
+    assert_eq!(bench.front(4), [0; 0]);
+    assert_eq!(bench.error(), Some("19 `vif1.0` exists already"));
+    assert_eq!(bench.vif.status().error.as_deref(), Some("`vif1.0` exists already"));
+    bench.vif.plug().interface = missing("no permission");
+    assert_eq!(bench.poll(), [0; 0]);
+    assert_eq!(bench.error(), Some("19 no permission"));
+    bench.vif.plug().interface = Some(Interface::Exists);
+    // The toolstack waits for InitWait, then runs its script.
+    assert_eq!(bench.poll(), [2]);
+    assert_eq!((bench.error(), bench.vif.status().error), (None, None));
+    assert_eq!(bench.toolstack("hotplug-status", "connected"), [4]);
+}
+
+#[test]
+fn vif_whose_interface_is_missing_can_be_detached() {
+    let mut bench = Bench::new();
+    bench.vif.plug().interface = Some(Interface::Missing("no".into()));
+    assert_eq!(bench.start(), [0; 0]);
+    assert_eq!(bench.toolstack("online", "0"), [0; 0]);
+    assert!(!bench.vif.is_finished());
+    assert_eq!(bench.toolstack("state", "5"), [6]);
+    assert!(bench.vif.is_finished());
+}
+
+#[test]
+fn front_end_is_connected_when_the_script_has_set_up_the_interface() {
+    let mut bench = Bench::new();
+    bench.vif.plug().interface = Some(Interface::Exists);
+    bench.store.name_rings(&front(1, 0));
+    assert_eq!(bench.front(4), [2]);
+    assert_eq!(bench.held(), 0);
+    assert!(bench.text().starts_with("waiting: the toolstack's hotplug script"));
+    assert_eq!(bench.toolstack("hotplug-status", "busy"), [0; 0]);
+    bench.store.set("backend/vif/1/0/hotplug-error", "no bridge");
+    assert_eq!(bench.toolstack("hotplug-status", "error"), [0; 0]);
+    assert_eq!(bench.text(), "waiting: the hotplug script failed");
+    assert!(bench.vif.status().error.unwrap().contains("no bridge"));
+    assert_eq!(bench.toolstack("hotplug-status", "connected"), [4]);
+    assert_eq!((bench.text().as_str(), bench.held()), ("connected", 1));
+    // The next driver of the guest does not wait: the interface is set up.
+    assert_eq!(bench.front(6), [5, 6]);
+    bench.front(1);
+    assert_eq!(bench.front(4), [4]);
+}
+
+#[test]
+fn toolstack_without_scripts_is_not_waited_for() {
+    let mut bench = Bench::new();
+    bench.vif.plug().interface = Some(Interface::Exists);
+    bench.store.name_rings(&front(1, 0));
+    bench.store.rm("backend/vif/1/0/hotplug-status");
+    assert_eq!(bench.front(4), [2, 4]);
+    assert_eq!(bench.key("hotplug-status"), None, "it is the scripts' key");
+}
+
+#[test]
 fn grants_are_mapped_from_the_domain_that_the_toolstack_named() {
     for bad in ["2", "", "x", "65537"] {
         let mut bench = Bench::new();

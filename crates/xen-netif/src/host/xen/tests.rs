@@ -18,6 +18,18 @@ fn errors_of_device_nodes_say_what_to_do() {
 }
 
 #[test]
+fn event_online_is_written_to_the_vif_of_the_kernel() {
+    let devices = std::env::temp_dir().join(format!("pvs-online-{}", std::process::id()));
+    let vif = devices.join("vif-3-0");
+    std::fs::create_dir_all(&vif).unwrap();
+    assert!(!send_online(&devices, 3, 0).unwrap(), "the kernel does not know it yet");
+    std::fs::write(vif.join("uevent"), "").unwrap();
+    assert!(send_online(&devices, 3, 0).unwrap());
+    assert_eq!(std::fs::read(vif.join("uevent")).unwrap(), b"online");
+    std::fs::remove_dir_all(devices).unwrap();
+}
+
+#[test]
 fn a_vif_served_by_the_kernel_is_claimed() {
     let devices = std::env::temp_dir().join(format!("pvs-claimed-{}", std::process::id()));
     let vif = devices.join("vif-3-0");
