@@ -18,7 +18,7 @@ XEN = "4.17"
 XEN_BIN = f"usr/lib/xen-{XEN}/bin"
 IMAGE_PACKAGES = f"""
     busybox-static coreutils iperf3 libiperf0 libsctp1 libssl3 libc6 libgcc-s1 ethtool libmnl0
-    xen-hypervisor-{XEN}-amd64 xen-utils-{XEN} xenstore-utils
+    xen-hypervisor-{XEN}-amd64 xen-utils-{XEN} xen-utils-common xenstore-utils bash libtinfo6
     libxencall1 libxendevicemodel1 libxenevtchn1 libxenforeignmemory1 libxengnttab1 libxenhypfs1
     libxenmisc{XEN} libxenstore4 libxentoolcore1 libxentoollog1
     libyajl2 libfdt1 libnl-3-200 libnl-route-3-200 libuuid1
@@ -44,7 +44,7 @@ GUEST_MIB = 240
 BASE_PROGRAMS = ["usr/bin/iperf3", "sbin/ethtool"]
 DOM0_PROGRAMS = [
     f"{XEN_BIN}/{name}" for name in ("xl", "xenstored", "xenconsoled", "xen-init-dom0", "libxl-save-helper")
-] + ["usr/bin/xenstore", "usr/bin/nice"]
+] + ["usr/bin/xenstore", "usr/bin/nice", "bin/bash"]
 XENSTORE_NAMES = ["chmod", "exists", "list", "ls", "read", "rm", "watch", "write"]
 
 BASE_MODULES = "xen-evtchn xen-gntdev xen-gntalloc xen-netfront tun".split()
@@ -121,7 +121,8 @@ setsid sh -c '
 ' $1 $tty > /dev/null 2>&1 < /dev/null &
 """
 
-# What the toolstack calls for each vif. A kernel's vif has an interface, which joins the bridge.
+# What the toolstack calls for each vif, except where Debian's own script is to be used. A kernel's vif has an
+# interface, which joins the bridge.
 VIF_SCRIPT = r"""#!/bin/sh
 [ "$1" = online ] || exit 0
 if [ -d /sys/class/net/$vif ]; then
@@ -214,6 +215,7 @@ def build_images():
     (tree / "modules/order").write_text(" ".join(order))
     write_script(tree / "init", INIT + DOM0_INIT + agent.SHELL)
     write_script(tree / "bin/relay", RELAY)
+    shutil.copytree(root / "etc/xen/scripts", tree / "etc/xen/scripts")
     write_script(tree / "etc/xen/scripts/vif", VIF_SCRIPT)
     (tree / "etc/xen/xl.conf").write_text('autoballoon="off"\n')
     shutil.copy(vmlinux, tree / "guest/vmlinux")
@@ -269,10 +271,14 @@ class Machine(agent.Agent):
         super().__init__(r, "dom0", self.sockets["dom0"], process)
 
 
-class Guest(agent.Agent):
-    """A PV guest."""
+# A script of ours, quicker than Debian's.
+SCRIPT = "script=/etc/xen/scripts/vif"
 
-    def __init__(self, machine, name, ip, *, vcpus=1, netfront=True, vif=True):
+
+class Guest(agent.Agent):
+    """A PV guest; `vif`: options of its NIC, if it has one from the start."""
+
+    def __init__(self, machine, name, ip, *, vcpus=1, netfront=True, vif=SCRIPT):
         self.machine, self.ip = machine, ip
         number = int(ip.split(".")[-1])
         self.mac = f"00:16:3e:00:00:{number:02x}"
@@ -282,7 +288,7 @@ class Guest(agent.Agent):
             'ramdisk="/guest/guest.cpio"', f'extra="{words}"',
         ]  # fmt: skip
         if vif:
-            lines.append(f'vif=["mac={self.mac},script=/etc/xen/scripts/vif"]')
+            lines.append(f'vif=["mac={self.mac},{vif}"]')
         quoted = " ".join(f"'{line}'" for line in lines)
         machine.must(f"printf '%s\\n' {quoted} > /tmp/{name}.cfg")
         super().__init__(machine.r, name, machine.sockets[name], machine.process)
@@ -315,9 +321,9 @@ class Guest(agent.Agent):
         self.join()
         return self.wait_connected()
 
-    def attach(self, script="/etc/xen/scripts/vif"):
+    def attach(self, vif=SCRIPT):
         """Plugs the NIC in, and brings it up inside. A back end without an interface needs no script."""
-        self.machine.must(f"xl network-attach {self.name} mac={self.mac} script={script}", timeout_s=60)
+        self.machine.must(f"xl network-attach {self.name} mac={self.mac} {vif}", timeout_s=60)
         self.must("for i in $(seq 150); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
                   f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up", timeout_s=60)  # fmt: skip
         return self.wait_connected()

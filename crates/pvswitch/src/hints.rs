@@ -26,7 +26,7 @@ fn show(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// How to create a vif. Without an interface of the host, the script is set because xl's default one
+/// How to create a vif. Without an interface of the host, the script is set: xl's default one
 /// expects one.
 fn xen(name: &str, conf: &Xen, own: Option<[u8; 6]>) -> String {
     let mac = own.map(|own| format!("mac={},", mac(name, Some(own)))).unwrap_or_default();

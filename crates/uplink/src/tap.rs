@@ -21,8 +21,8 @@ const NET_ADMIN: &str = "CAP_NET_ADMIN";
 /// Longest interface name (IFNAMSIZ less the terminator).
 const NAME_LEN_MAX: usize = 15;
 
-/// When [`open`] creates an interface. One that it created is removed when its last queue is closed,
-/// unless it is to persist.
+/// When [`open`] creates an interface. One that it created is removed when its last queue is
+/// closed, unless it is to persist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
     /// Never: it must exist.

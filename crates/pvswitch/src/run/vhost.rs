@@ -145,8 +145,8 @@ impl System {
         }
     }
 
-    /// In cross mode, or wired, a TAP has a single receiver: requests from the kernel the offloads that this
-    /// guest accepts.
+    /// In cross mode, or wired, a TAP has a single receiver: requests from the kernel the offloads
+    /// that this guest accepts.
     pub(super) fn follow(&mut self, id: PortId) {
         let Some(pair) = self.pair_of(id) else { return };
         let wired = |p: &PortState| pair.contains(&p.port.id);

@@ -253,9 +253,11 @@ impl System {
     /// Runs what is due for TAPs of vifs.
     pub(super) fn tick_vif_taps(&mut self, now: Instant) {
         let is_due = |tap: &VifTap| tap.due().is_some_and(|at| at <= now);
-        let due = self.ports.iter().filter(
-            |(_, state)| matches!(&state.attach, Attach::Xen(xen) if xen.tap.as_ref().is_some_and(is_due)),
-        );
+        let is_due = |attach: &Attach| match attach {
+            Attach::Xen(port) => port.tap.as_ref().is_some_and(is_due),
+            _ => false,
+        };
+        let due = self.ports.iter().filter(|(_, state)| is_due(&state.attach));
         for vif in due.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             let Some((_, own)) = self.vif_tap(&vif) else { continue };
             let (retries, announces) = (own.retry, own.online);

@@ -119,7 +119,7 @@ fn permission_is_checked_without_an_interface() {
     };
     let checked = std::thread::scope(|s| s.spawn(unprivileged).join().unwrap());
     let error = checked.unwrap().unwrap_err();
-    // Whoever may not open the device is told that.
+    // The device may be closed to this user, too.
     let refused = matches!(error, TapError::MayNotCreate | TapError::NoPermission { .. });
     assert!(refused && error.to_string().contains("CAP_NET_ADMIN"), "{error}");
     let error = check_permission_through(Path::new("/nonexistent/tun")).unwrap_err();
