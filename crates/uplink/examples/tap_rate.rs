@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use shm::{Seg, SegMut};
-use uplink::{Batching, TapFd, TapOptions, VNET_LEN};
+use uplink::{Batching, Create, TapFd, TapOptions, VNET_LEN};
 
 const QUEUED: usize = 4000;
 
@@ -49,7 +49,7 @@ fn best(mut round: impl FnMut() -> (usize, u128)) -> u128 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (name, queues) = ("rate0".to_string(), NonZeroU16::MIN);
-    let (netns, mtu, mac, create, up) = (None, None, None, true, true);
+    let (netns, mtu, mac, create, up) = (None, None, None, Create::IfMissing, true);
     let queue_len = Some(QUEUED as u32 + 96);
     let options =
         TapOptions { name, netns, queues, create, persist: None, up, mtu, mac, queue_len };

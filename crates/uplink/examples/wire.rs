@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
-use uplink::{Batching, TapEgress, TapFd, TapIngress, TapOptions};
+use uplink::{Batching, Create, TapEgress, TapFd, TapIngress, TapOptions};
 
 struct End {
     ingress: TapIngress,
@@ -19,7 +19,7 @@ struct End {
 
 fn end(netns: &str, batching: Batching) -> Result<End, Box<dyn std::error::Error>> {
     let (name, queues, netns) = ("wire0".to_string(), NonZeroU16::MIN, Some(netns.to_string()));
-    let (mtu, mac, queue_len, create, up) = (None, None, Some(1000), true, true);
+    let (mtu, mac, queue_len, create, up) = (None, None, Some(1000), Create::IfMissing, true);
     let persist = None;
     let tap = uplink::open(&TapOptions {
         name,

@@ -20,7 +20,7 @@ use super::endpoint::jitter;
 use super::handover::PortOffer;
 use super::reload::Leaving;
 use super::xen::{XenPort, vif_name};
-use super::{Attach, RunError, System};
+use super::{Attach, PortState, RunError, System};
 use crate::spec::{Kind, PortSpec, PortTuning, Tap, Xen};
 use crate::tenant::Tenant;
 
@@ -161,10 +161,15 @@ impl System {
         let Some(state) = self.ports.get(vif).filter(|state| state.wired.is_none()) else {
             return false;
         };
-        let spec = state.spec.clone();
-        let Some((id, _)) = self.vif_tap(vif) else { return false };
-        let tap = self.tap_spec(&spec, vif_name(id));
-        let added = self.add_tap_of(&tap, vif);
+        let Attach::Xen(port) = &state.attach else { return false };
+        let (spec, id) = (state.spec.clone(), port.id);
+        let bus = self.xen.get(&port.of).filter(|_| port.tap.is_some());
+        let Some(bus) = bus else { return false };
+        // One that xen-netback serves may have its interface under another name.
+        let added = match bus.host.claimed_by(id.domid, id.devid) {
+            Some(who) => Err(RunError::Conflict(who)),
+            None => self.add_tap_of(&self.tap_spec(&spec, vif_name(id)), vif),
+        };
         let Some((_, own)) = self.vif_tap(vif) else { return false };
         own.retry = None;
         if let Err(error) = added {
@@ -274,9 +279,12 @@ impl System {
     /// of a cross-connect.
     pub(super) fn pair_of(&self, id: PortId) -> Option<[PortId; 2]> {
         let state = self.ports.values().find(|state| state.port.id == id);
-        match state.filter(|state| state.port.is_wired()) {
-            Some(state) => Some([id, state.port.wired_to()?]),
-            None => (self.options.mode == Mode::Cross).then_some([id, PortId(id.0 ^ 1)]),
+        if let Some(state) = state.filter(|state| state.port.is_wired()) {
+            return Some([id, state.port.wired_to()?]);
         }
+        let other = PortId(id.0 ^ 1);
+        let is_wired = |state: &PortState| state.port.id == other && state.port.is_wired();
+        let is_free = self.options.mode == Mode::Cross && !self.ports.values().any(is_wired);
+        is_free.then_some([id, other])
     }
 }
