@@ -102,6 +102,23 @@ for port in $ports/*; do ln -s /dev/${port##*/} /dev/agent-$(cat $port/name); do
 exec 3<> /dev/agent-dom0
 """
 
+# A driver domain is a guest with dom0's tools.
+DRIVER_INIT = r"""
+for module in xen-privcmd xenfs xen-evtchn xen-gntdev tun llc stp bridge; do insmod /modules/$module.ko; done
+insmod /modules/xen-gntalloc.ko limit=8192
+mount -t xenfs xenfs /proc/xen
+mkdir -p /run/xen /var/log/xen /var/lib/xen /var/lock
+ln -s /run /var/run
+exec 3<> /dev/hvc0
+stty raw -echo <&3
+"""
+
+# Makes its image, of what is in dom0.
+DRIVER = r"""#!/bin/sh
+cd / && find bin sbin lib lib64 usr etc modules | cpio -o -H newc > $1 2> /dev/null
+cd /driver && echo init | cpio -o -H newc >> $1 2> /dev/null
+"""
+
 # Joins a guest's console and the virtio-serial port of the same name, until the guest goes.
 RELAY = r"""#!/bin/sh
 [ -f /run/relay.$1 ] && kill -- -$(cat /run/relay.$1) 2> /dev/null
@@ -215,6 +232,8 @@ def build_images():
     (tree / "modules/order").write_text(" ".join(order))
     write_script(tree / "init", INIT + DOM0_INIT + agent.SHELL)
     write_script(tree / "bin/relay", RELAY)
+    write_script(tree / "bin/driver-image", DRIVER)
+    write_script(tree / "driver/init", INIT + DRIVER_INIT + agent.SHELL)
     shutil.copytree(root / "etc/xen/scripts", tree / "etc/xen/scripts")
     write_script(tree / "etc/xen/scripts/vif", VIF_SCRIPT)
     (tree / "etc/xen/xl.conf").write_text('autoballoon="off"\n')
@@ -278,6 +297,9 @@ SCRIPT = "script=/etc/xen/scripts/vif"
 class Guest(agent.Agent):
     """A PV guest; `vif`: options of its NIC, if it has one from the start."""
 
+    # The domain of its back end.
+    back = 0
+
     def __init__(self, machine, name, ip, *, vcpus=1, netfront=True, vif=SCRIPT):
         self.machine, self.ip = machine, ip
         number = int(ip.split(".")[-1])
@@ -292,6 +314,13 @@ class Guest(agent.Agent):
         quoted = " ".join(f"'{line}'" for line in lines)
         machine.must(f"printf '%s\\n' {quoted} > /tmp/{name}.cfg")
         super().__init__(machine.r, name, machine.sockets[name], machine.process)
+
+    def become_driver_domain(self):
+        """Before it is created. It may write to its part of xenstore, and has dom0's tools."""
+        image, config = "/tmp/driver.cpio", f"/tmp/{self.name}.cfg"
+        self.machine.must(f"driver-image {image} && echo driver_domain=1 >> {config}"
+                          f" && sed -i 's,/guest/guest.cpio,{image},; s,memory=.*,memory=320,' {config}", timeout_s=120)  # fmt: skip
+        return self
 
     def create(self):
         self.machine.must(f"xl create /tmp/{self.name}.cfg", timeout_s=120)
@@ -330,7 +359,7 @@ class Guest(agent.Agent):
 
     def wait_connected(self):
         """Until both halves are connected: an interface that is up comes before them, and its first frames are lost."""
-        state = f"xenstore-read /local/domain/0/backend/vif/{self.domid()}/0/state"
+        state = f"xenstore-read /local/domain/{self.back}/backend/vif/{self.domid()}/0/state"
         self.machine.must(f'for i in $(seq 150); do [ "$({state})" = 4 ] && exit 0; sleep 0.1; done; exit 1',
                           timeout_s=60)  # fmt: skip
         return self
