@@ -125,7 +125,10 @@ fn invalid_options() {
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
         (&["--port", "a=pcap:/tmp/a"], "not in this version"),
         (&["--port", "a=xen:1"], "use xen:DOMID/DEVID"),
-        (&["--port", "a=xen:auto,tap=tap0"], "use one of off, vif"),
+        (
+            &["--port", "a=xen:auto,tap=tap0"],
+            "tap=tap0: use off (its frames are switched), vif (its",
+        ),
         (&["--port", "a=xen:1/0,tap=vif"], "use xen:auto,tap=vif"),
         (&["--port", "a=xen-local:"], "use xen-local:DIR"),
         (&["--port", "a=vhost-user:/tmp/a,queus=2"], "did you mean 'queues'?"),

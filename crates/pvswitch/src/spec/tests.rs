@@ -135,7 +135,8 @@ fn errors_say_what_is_wrong_and_what_to_do() {
     assert!(error("a=xen:auto,queues=17").contains("use 1 to 16"));
     assert!(error("a=xen:auto,without=ctrl-rings").contains("did you mean 'ctrl-ring'?"));
     assert!(error("a=xen:auto,smart-poll=yes").contains("smart-poll=yes: use on, off"));
-    assert!(error("a=xen:auto,mtu=9000").contains("known: queues, without, smart-poll"));
+    assert!(error("a=xen:auto,mtu=9000").contains("known: queues, without, tap, smart-poll"));
+    assert!(error("a=xen:1/0,tap=vif").contains("use xen:auto,tap=vif"));
     assert!(error("a=vhost-user:/tmp/a,queue=2").contains("did you mean 'queues'?"));
     assert!(error("a=vhost-user:/tmp/a,queues=0").contains("use 1 to 16"));
     assert!(error("a=vhost-user:/tmp/a,queues=many").contains("queues=many: use 1 to 16"));
