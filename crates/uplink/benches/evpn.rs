@@ -1,6 +1,7 @@
 //! What the mirror of EVPN costs with large tables, on the bridge of this kernel:
-//! `cargo bench -p pvswitch-uplink --bench evpn [-- REMOTE...]`, the numbers of addresses on other
-//! hosts. The results are the inputs of `docs/scale.md`. Needs root and iproute2.
+//! `cargo bench -p pvswitch-uplink --bench evpn [-- REMOTE[/SEGMENTS]...]`, the number of addresses
+//! on other hosts, and in how many segments, each with a bridge, a VXLAN interface and a TAP of its
+//! own. The results are the inputs of `docs/scale.md`. Needs root and iproute2.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -20,14 +21,21 @@ use uplink::evpn::{Address, Evpn, Local, Member};
 const LOCAL: u32 = 10_000;
 const LIMIT: Duration = Duration::from_secs(600);
 
-fn address(kind: u8, n: u32) -> Address {
+fn address(kind: u8, n: u32, segments: u16) -> Address {
     let [_, a, b, c] = n.to_be_bytes();
-    Address { mac: Mac([2, kind, 0, a, b, c]), vlan: 0 }
+    Address { mac: Mac([2, kind, 0, a, b, c]), vlan: vlan(n, segments) }
 }
 
-fn locals(count: u32) -> Vec<(Address, Local)> {
+/// The VLAN of the switch for the segment of an address; 0: untagged, where there is one segment.
+fn vlan(n: u32, segments: u16) -> u16 {
+    if segments == 1 { 0 } else { (n % u32::from(segments)) as u16 + 1 }
+}
+
+fn locals(count: u32, segments: u16) -> Vec<(Address, Local)> {
     let local = Local { port: PortId(7), learned: true, starts: 0 };
-    (0..count).map(|n| (address(0, n), local)).collect()
+    let mut all: Vec<_> = (0..count).map(|n| (address(0, n, segments), local)).collect();
+    all.sort_unstable_by_key(|(address, _)| *address);
+    all
 }
 
 /// CPU time of this thread.
@@ -107,22 +115,36 @@ fn batch(netns: &Netns, lines: &str) {
     assert!(done.expect("bridge runs").success());
 }
 
-fn measure(remote: u32) -> Option<()> {
+/// State of all TAPs: addresses on other hosts, and addresses here that are announced.
+fn state(evpn: &Evpn, segments: u16) -> (usize, usize) {
+    let all = (0..segments).filter_map(|n| evpn.status(&format!("t{n}"), Instant::now()));
+    all.fold((0, 0), |(remote, announced), status| {
+        let more = status.states.get("announced").copied().unwrap_or(0);
+        (remote + status.remote, announced + more)
+    })
+}
+
+fn measure(remote: u32, segments: u16) -> Option<()> {
     let netns = Netns::new()?;
-    let _tap = netns.tap(1, 1);
-    netns.ip("link add br0 type bridge");
-    netns.ip("link set br0 up");
-    netns.ip("link add vx10 type vxlan id 10 dstport 4789 local 10.9.0.1 nolearning");
-    netns.ip("link set vx10 master br0 up");
-    println!("{remote} addresses on other hosts, {LOCAL} here");
+    for n in 0..segments {
+        netns.ip(&format!("tuntap add mode tap t{n}"));
+        netns.ip(&format!("link add br{n} type bridge"));
+        netns.ip(&format!("link set br{n} up"));
+        let id = u32::from(n) + 10;
+        netns.ip(&format!(
+            "link add vx{n} type vxlan id {id} dstport 4789 local 10.9.0.1 nolearning"
+        ));
+        netns.ip(&format!("link set vx{n} master br{n} up"));
+    }
+    println!("{remote} addresses on other hosts, {LOCAL} here, {segments} segments");
 
     // As FRR installs them: in the bridge's table, and with their endpoint in that of the VXLAN.
     let mut lines = String::new();
     for n in 0..remote {
-        let mac = address(1, n).mac;
-        let vtep = n / LOCAL + 2;
-        let _ = writeln!(lines, "fdb replace {mac} dev vx10 dst 10.9.0.{vtep} self extern_learn");
-        let _ = writeln!(lines, "fdb replace {mac} dev vx10 master extern_learn");
+        let (mac, dev, vtep) = (address(1, n, 1).mac, n % u32::from(segments), n / LOCAL + 2);
+        let _ =
+            writeln!(lines, "fdb replace {mac} dev vx{dev} dst 10.9.0.{vtep} self extern_learn");
+        let _ = writeln!(lines, "fdb replace {mac} dev vx{dev} master extern_learn");
     }
     let (_, slab) = memory();
     let began = Instant::now();
@@ -134,81 +156,62 @@ fn measure(remote: u32) -> Option<()> {
 
     let (resident, _) = memory();
     let mut evpn = Evpn::open(Some(&netns.0), Instant::now()).expect("a netlink socket");
-    let vlan = Vlan::Transparent;
-    evpn.set_members(vec![Member { interface: "t0".into(), bridge: "br0".into(), vlan }]);
-    let synced = |evpn: &Evpn| {
-        let status = evpn.status("t0", Instant::now());
-        status.is_some_and(|status| status.remote == remote as usize)
+    let member = |n| Member {
+        interface: format!("t{n}"),
+        bridge: format!("br{n}"),
+        vlan: if segments == 1 { Vlan::Transparent } else { Vlan::Access(n + 1) },
     };
-    until(&mut evpn, synced).print("first reading of the table", remote);
+    evpn.set_members((0..segments).map(member).collect());
+    let synced = |evpn: &Evpn| state(evpn, segments).0 == remote as usize;
+    until(&mut evpn, synced).print("the table read", remote);
     let bytes = memory().0.saturating_sub(resident) / u64::from(remote);
     println!("  memory of the process: {bytes} bytes for each address on another host");
     let before = cpu();
-    let _ = evpn.status("t0", Instant::now());
-    println!("  `ctl show`: {:.2} ms", (cpu() - before).as_secs_f64() * 1e3);
+    state(&evpn, segments);
+    println!("  state for `ctl show`: {:.2} ms", (cpu() - before).as_secs_f64() * 1e3);
 
-    evpn.set_locals(locals(LOCAL));
-    let announced = |count: u32| {
-        move |evpn: &Evpn| {
-            let status = evpn.status("t0", Instant::now()).unwrap_or_default();
-            status.states.get("announced").copied().unwrap_or(0) == count as usize
-        }
-    };
+    evpn.set_locals(locals(LOCAL, segments));
+    let announced = |count: u32| move |evpn: &Evpn| state(evpn, segments).1 == count as usize;
     until(&mut evpn, announced(LOCAL)).print("all addresses here announced", LOCAL);
     let before = cpu();
-    evpn.set_locals(locals(LOCAL + 1));
+    evpn.set_locals(locals(LOCAL + 1, segments));
     let compared = cpu() - before;
     until(&mut evpn, announced(LOCAL + 1)).print("one more", 1);
     println!("  comparing all addresses here: {:.2} ms", compared.as_secs_f64() * 1e3);
-
-    // A new VXLAN interface: the whole table is read again, and all addresses are announced again.
-    netns.ip("link add vx11 type vxlan id 11 dstport 4790 local 10.9.0.1 nolearning");
-    netns.ip("link set vx11 master br0 up");
-    let has_both = |evpn: &Evpn| {
-        let status = evpn.status("t0", Instant::now()).unwrap_or_default();
-        status.vnis.len() == 2 && status.remote == remote as usize
-    };
-    // Not at once: interfaces change in groups.
-    let begun = Instant::now();
-    let read_again = |evpn: &Evpn| begun.elapsed() > Duration::from_millis(300) && has_both(evpn);
-    until(&mut evpn, read_again).print("all read again for a new interface", remote);
-    let (resident_after, _) = memory();
-    println!("  memory of the process: {} MiB", resident_after >> 20);
 
     // Another host is cut off: FRR removes its entries.
     let gone = remote.min(LOCAL);
     let mut lines = String::new();
     for n in 0..gone {
-        let _ = writeln!(lines, "fdb del {} dev vx10 master", address(1, n).mac);
+        let dev = n % u32::from(segments);
+        let _ = writeln!(lines, "fdb del {} dev vx{dev} master", address(1, n, 1).mac);
     }
     batch(&netns, &lines);
-    let fewer = |evpn: &Evpn| {
-        let status = evpn.status("t0", Instant::now()).unwrap_or_default();
-        status.remote == (remote - gone) as usize
-    };
+    let fewer = |evpn: &Evpn| state(evpn, segments).0 == (remote - gone) as usize;
     until(&mut evpn, fewer).print("a host is gone", gone);
     Some(())
 }
 
+/// Numbers of addresses on other hosts, and of segments: `10000` or `100000/100`.
+fn parse(word: &str) -> Option<(u32, u16)> {
+    let (remote, segments) = word.split_once('/').unwrap_or((word, "1"));
+    let (remote, segments) = (remote.parse().ok()?, segments.parse().ok()?);
+    let is_possible = (1..=2_000_000).contains(&remote) && (1..=1000).contains(&segments);
+    is_possible.then_some((remote, segments))
+}
+
 fn main() -> ExitCode {
-    let numbers = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let mut wanted = Vec::new();
-    for number in numbers {
-        match number.parse() {
-            Ok(number) if (1..=2_000_000).contains(&number) => wanted.push(number),
-            _ => {
-                eprintln!("evpn: '{number}' is not a number of addresses from 1 to 2000000");
-                return ExitCode::from(2);
-            }
-        }
+    for word in std::env::args().skip(1).filter(|arg| arg != "--bench") {
+        let Some(case) = parse(&word) else {
+            eprintln!("evpn: '{word}': use REMOTE or REMOTE/SEGMENTS, to 2000000 and 1000");
+            return ExitCode::from(2);
+        };
+        wanted.push(case);
     }
     if wanted.is_empty() {
-        wanted = vec![10_000, 100_000];
+        wanted = vec![(10_000, 1), (100_000, 1), (100_000, 100)];
     }
-    for remote in wanted {
-        if measure(remote).is_none() {
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
+    let measured = wanted.into_iter().all(|(remote, segments)| measure(remote, segments).is_some());
+    if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

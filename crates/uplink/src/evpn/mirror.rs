@@ -14,20 +14,23 @@
 //! only after it another interface's entry means that the address has moved.
 
 mod display;
+mod tap;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use switch::fdb::{Mac, PortId};
-use switch::tenant::Vlan;
 
+use self::tap::{At, Tap};
 use super::links::{Kind, Link, Links};
 use super::wire::{Dump, Entry, Heard, Key, Request};
 use super::{Action, Address, Local, Member, Vlans};
 
 /// Requests sent at once.
 const BATCH: usize = 64;
+/// Addresses compared at once: most need no request.
+const COMPARES: usize = 4096;
 /// Requests without a reply.
 const FLIGHT_MAX: usize = 256;
 /// For how long entries of an earlier process stay while its guests come back.
@@ -62,10 +65,10 @@ type Place = u32;
 #[derive(Default)]
 struct Table {
     links: Links,
-    /// The interface of each entry, by bridge.
-    entries: HashMap<(u32, Key), (u32, Entry)>,
-    /// Where VXLAN interfaces send; all zeros: broadcasts.
-    tunnels: HashMap<(u32, Mac), IpAddr>,
+    /// Entries of each bridge, with their interface.
+    entries: HashMap<u32, HashMap<Key, (u32, Entry)>>,
+    /// Where each VXLAN interface sends; all zeros: broadcasts.
+    tunnels: HashMap<u32, HashMap<Mac, IpAddr>>,
 }
 
 impl Table {
@@ -74,59 +77,17 @@ impl Table {
     }
 
     fn entry(&self, bridge: u32, key: Key) -> Option<(u32, Entry)> {
-        self.entries.get(&(bridge, key)).copied()
-    }
-}
-
-/// A TAP, and its state.
-struct Tap {
-    member: Member,
-    /// Its interface and bridge, if it is in that bridge.
-    at: Option<At>,
-    /// Whether the bridge was asked to join it, or to pass its VLANs.
-    is_set_up: bool,
-    claims: HashMap<Address, Claim>,
-    /// The last refusal: an error number.
-    refused: Option<i32>,
-}
-
-/// Where a TAP is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct At {
-    link: u32,
-    bridge: u32,
-    is_aware: bool,
-    pvid: u16,
-}
-
-impl Tap {
-    /// The VLAN of an entry for VLAN `vlan` of the switch; `None`: it does not pass there.
-    fn vid(&self, at: At, vlan: u16) -> Option<u16> {
-        let untagged = match &self.member.vlan {
-            Vlan::Transparent => vlan == 0,
-            other => other.untagged() == Some(vlan),
-        };
-        match (at.is_aware, &self.member.vlan) {
-            (false, _) => untagged.then_some(0),
-            (true, Vlan::Transparent) => Some(if untagged { at.pvid } else { vlan }),
-            (true, other) => other.carries(vlan).then_some(vlan),
-        }
-        .filter(|vid| !at.is_aware || *vid != 0)
+        self.entries.get(&bridge)?.get(&key).copied()
     }
 
-    /// The VLAN of the switch for that of an entry.
-    fn vlan(&self, at: At, vid: u16) -> Option<u16> {
-        match (at.is_aware, &self.member.vlan) {
-            (false, Vlan::Transparent) => Some(0),
-            (false, other) => other.untagged(),
-            (true, Vlan::Transparent) => Some(if vid == at.pvid { 0 } else { vid }),
-            (true, other) => other.carries(vid).then_some(vid),
-        }
+    /// All entries of a bridge.
+    fn entries(&self, bridge: u32) -> impl Iterator<Item = (Key, u32, Entry)> {
+        let all = self.entries.get(&bridge).into_iter().flatten();
+        all.map(|(key, (link, entry))| (*key, *link, *entry))
     }
 
-    fn key(&self, address: Address) -> Option<(At, Key)> {
-        let at = self.at?;
-        Some((at, Key { mac: address.mac, vid: self.vid(at, address.vlan)? }))
+    fn tunnel(&self, link: u32, mac: Mac) -> Option<IpAddr> {
+        self.tunnels.get(&link)?.get(&mac).copied()
     }
 }
 
@@ -252,10 +213,9 @@ impl Mirror {
         for place in gone {
             let Some(tap) = self.taps.remove(&place) else { continue };
             let Some(at) = tap.at else { continue };
-            let mine = self.table.entries.iter().filter(|((bridge, _), (link, entry))| {
-                *bridge == at.bridge && *link == at.link && entry.is_static
-            });
-            self.left.extend(mine.map(|((_, key), (link, _))| (*link, *key)));
+            let mine =
+                self.table.entries(at.bridge).filter(|(_, link, entry)| at.is_of(*link, *entry));
+            self.left.extend(mine.map(|(key, link, _)| (link, key)));
         }
         for member in members {
             if self.taps.values().any(|tap| tap.member == member) {
@@ -285,8 +245,9 @@ impl Mirror {
                 changed.push(address);
             }
         }
-        for address in changed {
-            self.changed.extend(self.taps.keys().map(|place| (*place, address)));
+        for (place, tap) in &self.taps {
+            let concerned = changed.iter().filter(|address| tap.concerns(**address));
+            self.changed.extend(concerned.map(|address| (*place, *address)));
         }
     }
 
@@ -339,18 +300,18 @@ impl Mirror {
             Heard::Ip(link, ip) => table.links.set_ip(link, ip),
             Heard::Entry { link, key, entry } => {
                 let Some(bridge) = table.bridge_of(link) else { return };
-                table.entries.insert((bridge, key), (link, entry));
+                table.entries.entry(bridge).or_default().insert(key, (link, entry));
                 self.entry_changed(bridge, key);
             }
             Heard::EntryGone { link, key } => {
                 let Some(bridge) = table.bridge_of(link) else { return };
                 if table.entry(bridge, key).is_some_and(|(at, _)| at == link) {
-                    table.entries.remove(&(bridge, key));
+                    table.entries.entry(bridge).or_default().remove(&key);
                     self.entry_changed(bridge, key);
                 }
             }
             Heard::Tunnel { link, mac, vtep } => {
-                let before = table.tunnels.insert((link, mac), vtep);
+                let before = table.tunnels.entry(link).or_default().insert(mac, vtep);
                 if self.fresh.is_none() && mac == Mac::default() && before.is_none() {
                     // FRR serves this VNI, since now.
                     if let Some(bridge) = self.table.bridge_of(link) {
@@ -359,9 +320,9 @@ impl Mirror {
                 }
             }
             Heard::TunnelGone { link, mac, vtep } => {
-                let known = table.tunnels.get(&(link, mac));
-                if vtep.is_none_or(|vtep| known == Some(&vtep)) {
-                    table.tunnels.remove(&(link, mac));
+                let known = table.tunnel(link, mac);
+                if vtep.is_none_or(|vtep| known == Some(vtep)) {
+                    table.tunnels.entry(link).or_default().remove(&mac);
                 }
             }
             Heard::Done { seq, interrupted } => self.end_dump(seq, interrupted, now),
@@ -501,18 +462,18 @@ impl Mirror {
             if tap.at != at {
                 (tap.at, tap.is_set_up, tap.refused) = (at, false, None);
             }
-            self.changed.extend(self.locals.iter().map(|(address, _)| (*place, *address)));
+            let locals = self.locals.iter().filter(|(address, _)| tap.concerns(*address));
+            self.changed.extend(locals.map(|(address, _)| (*place, *address)));
             self.changed.extend(tap.claims.keys().map(|address| (*place, *address)));
         }
-        let is_ours = |(link, entry): (u32, Entry), at: At| link == at.link && entry.is_static;
-        for ((bridge, key), slot) in &self.table.entries {
-            for (place, tap) in &self.taps {
-                if let Some(at) = tap.at.filter(|at| at.bridge == *bridge && is_ours(*slot, *at))
-                    && let Some(vlan) = tap.vlan(at, key.vid)
-                {
-                    self.changed.insert((*place, Address { mac: key.mac, vlan }));
-                }
-            }
+        for (place, tap) in &self.taps {
+            let Some(at) = tap.at else { continue };
+            let ours =
+                self.table.entries(at.bridge).filter(|(_, link, entry)| at.is_of(*link, *entry));
+            self.changed.extend(ours.filter_map(|(key, _, _)| {
+                let vlan = tap.vlan(at, key.vid)?;
+                Some((*place, Address { mac: key.mac, vlan }))
+            }));
         }
         let bridges: BTreeSet<u32> =
             self.taps.values().filter_map(|tap| Some(tap.at?.bridge)).collect();
@@ -566,9 +527,12 @@ impl Mirror {
             self.request(send, &Request::Delete { link, key }, Flight::Other);
             room -= 1;
         }
+        let mut compares = COMPARES;
         while room > 0
+            && compares > 0
             && let Some((place, address)) = self.changed.pop_first()
         {
+            compares -= 1;
             room -= self.compare(place, address, now, permit, send, actions);
         }
         while room > 0
@@ -697,7 +661,7 @@ impl Mirror {
                 self.forget(address);
                 actions.push(Action::Forget(address, local.port));
                 if claim.after.is_some() {
-                    let vtep = self.table.tunnels.get(&(link, address.mac)).copied();
+                    let vtep = self.table.tunnel(link, address.mac);
                     actions.push(Action::Duplicate(address, local.port, vtep));
                 }
                 return self.keep(place, address, claim, 0);

@@ -21,21 +21,19 @@ impl Mirror {
         }
     }
 
-    pub(in crate::evpn) fn state_of(&self, address: Address, now: Instant) -> Option<State> {
-        self.local(address)?;
-        let claim = self.taps.values().find_map(|tap| tap.claims.get(&address))?;
-        Some(Self::state(claim, now))
-    }
-
     /// Entries of VXLAN interfaces in the bridges, by the TAP's interface.
     pub(in crate::evpn) fn remotes(&self) -> impl Iterator<Item = (&str, Remote)> {
-        self.table.entries.iter().flat_map(move |((bridge, key), (link, entry))| {
-            let is_remote = entry.is_extern && self.vxlans.contains(&(*bridge, *link));
-            self.taps.values().filter_map(move |tap| {
-                let at = tap.at.filter(|at| is_remote && at.bridge == *bridge)?;
-                let address = Address { mac: key.mac, vlan: tap.vlan(at, key.vid)? };
-                let vtep = self.table.tunnels.get(&(*link, key.mac)).copied();
-                Some((&*tap.member.interface, Remote { address, vtep }))
+        let of = |tap| self.remotes_of(tap).map(|remote| (&*tap.member.interface, remote));
+        self.taps.values().flat_map(of)
+    }
+
+    fn remotes_of<'a>(&'a self, tap: &'a Tap) -> impl Iterator<Item = Remote> {
+        tap.at.into_iter().flat_map(move |at| {
+            self.table.entries(at.bridge).filter_map(move |(key, link, entry)| {
+                let is_remote = entry.is_extern && self.vxlans.contains(&(at.bridge, link));
+                let vlan = tap.vlan(at, key.vid).filter(|_| is_remote)?;
+                let vtep = self.table.tunnel(link, key.mac);
+                Some(Remote { address: Address { mac: key.mac, vlan }, vtep })
             })
         })
     }
@@ -56,22 +54,24 @@ impl Mirror {
                 *states.entry(Self::state(claim, now).name()).or_default() += 1;
             }
         }
-        let remote = self.remotes().filter(|(of, _)| *of == interface).count();
+        let remote = self.remotes_of(tap).count();
         let mut problems = self.problems_of(tap);
         let bridge = tap.at.into_iter().flat_map(|at| self.table.links.vxlans(at.bridge));
-        let is_alone =
-            |link: &&Link| link.up && !self.table.tunnels.keys().any(|(of, _)| *of == link.index);
+        let sends =
+            |link: &Link| self.table.tunnels.get(&link.index).is_some_and(|to| !to.is_empty());
+        let is_alone = |link: &&Link| link.up && !sends(link);
         problems.extend(bridge.filter(is_alone).map(problem::alone));
         Some(Status { vnis, states, remote, problems })
     }
 
-    /// All addresses of the switch in a bridge.
+    /// All addresses of the switch in each bridge.
     pub(in crate::evpn) fn claims(
         &self,
         now: Instant,
     ) -> impl Iterator<Item = (Address, PortId, State)> {
-        self.locals.iter().filter_map(move |(address, local)| {
-            Some((*address, local.port, self.state_of(*address, now)?))
+        let all = self.taps.values().flat_map(|tap| &tap.claims);
+        all.filter_map(move |(address, claim)| {
+            Some((*address, self.local(*address)?.port, Self::state(claim, now)))
         })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use switch::tenant::Vids;
+use switch::tenant::{Vids, Vlan};
 
 use super::*;
 use crate::evpn::State;
@@ -163,6 +163,11 @@ impl World {
         let local = Local { port: PORT, learned: true, starts: 0 };
         self.locals.entry(address(n)).or_insert(local).learned = true;
         self.set_locals();
+    }
+
+    fn state_of(&self, n: u8) -> Option<State> {
+        let mut claims = self.mirror.claims(self.now);
+        claims.find(|(of, _, _)| *of == address(n)).map(|(_, _, state)| state)
     }
 
     fn leave(&mut self, n: u8) {
@@ -374,11 +379,11 @@ fn an_address_is_announced_and_withdrawn() {
     world.learn(1);
     world.settle();
     assert!(world.kernel.on_tap(1));
-    assert_eq!(world.mirror.state_of(address(1), world.now), Some(State::Announced));
+    assert_eq!(world.state_of(1), Some(State::Announced));
     world.leave(1);
     world.settle();
     assert!(world.kernel.entries.is_empty());
-    assert_eq!(world.mirror.state_of(address(1), world.now), None);
+    assert_eq!(world.state_of(1), None);
 }
 
 #[test]
@@ -420,7 +425,7 @@ fn addresses_of_another_process_are_no_evidence_against_other_hosts() {
     world.set_locals();
     world.mirror.inherit();
     world.pass(Duration::from_secs(1));
-    let states = [1, 2, 3, 4].map(|n| world.mirror.state_of(address(n), world.now));
+    let states = [1, 2, 3, 4].map(|n| world.state_of(n));
     let announced = Some(State::Announced);
     assert_eq!(states, [announced, None, Some(State::Yielded), announced]);
     assert!(world.kernel.is_remote(2) && world.kernel.is_remote(3));
@@ -438,7 +443,7 @@ fn a_refusal_is_a_problem_with_a_remedy_and_is_retried() {
     world.kernel.refuses = libc::EPERM;
     world.learn(1);
     world.pass(Duration::from_secs(1));
-    assert_eq!(world.mirror.state_of(address(1), world.now), Some(State::Pending));
+    assert_eq!(world.state_of(1), Some(State::Pending));
     let problems = world.mirror.news().unwrap();
     assert!(problems.iter().any(|(_, what)| what.contains("CAP_NET_ADMIN")), "{problems:?}");
     world.kernel.refuses = 0;
@@ -474,7 +479,7 @@ fn two_hosts_with_one_address_are_reported() {
         world.pass(Duration::from_millis(500));
     }
     assert_eq!(world.duplicates, 1);
-    assert_eq!(world.mirror.state_of(address(1), world.now), Some(State::Duplicate));
+    assert_eq!(world.state_of(1), Some(State::Duplicate));
     assert!(world.kernel.is_remote(1), "left to the other host");
     world.pass(HOLD);
     assert!(world.kernel.on_tap(1), "and claimed again later");
