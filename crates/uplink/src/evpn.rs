@@ -18,6 +18,7 @@ mod links;
 mod mirror;
 mod problem;
 mod socket;
+mod tap;
 mod wire;
 
 use std::collections::BTreeMap;

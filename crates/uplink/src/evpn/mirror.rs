@@ -14,7 +14,6 @@
 //! only after it another interface's entry means that the address has moved.
 
 mod display;
-mod tap;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use switch::fdb::{Mac, PortId};
 
-use self::tap::{At, Tap};
 use super::links::{Kind, Link, Links};
+use super::tap::{At, Tap};
 use super::wire::{Dump, Entry, Heard, Key, Request};
 use super::{Action, Address, Local, Member, Vlans};
 
@@ -102,7 +101,7 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+pub(super) struct Claim {
     phase: Phase,
     /// Not before.
     after: Option<Instant>,

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use switch::tenant::Vlan;
 
-use super::super::wire::{Entry, Key};
-use super::super::{Address, Member};
-use super::Claim;
+use super::mirror::Claim;
+use super::wire::{Entry, Key};
+use super::{Address, Member};
 
 /// A TAP, and its state.
 pub(super) struct Tap {
