@@ -175,7 +175,7 @@ def find_pvswitch(given):
             raise Skip(f"{path}; install the Rust toolchain (rustup.rs), or name a program: --pvswitch PATH")
         print("building pvswitch (cargo build --release -p pvswitch) ...", flush=True)
         done = subprocess.run(
-            ["cargo", "build", "--release", "-p", "pvswitch"], cwd=ROOT, capture_output=True, text=True
+            ["cargo", "build", "--release", "--bin", "pvswitch"], cwd=ROOT, capture_output=True, text=True
         )
         if done.returncode != 0:
             raise Failure(f"cargo build --release failed:\n{done.stderr[-2000:]}")

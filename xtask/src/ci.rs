@@ -42,10 +42,11 @@ enum Kind {
 const NO_ENV: &[(&str, &str)] = &[];
 
 const STEPS: [Step; 13] = [
+    // Without -p: with the features of all packages, as `cargo run` and `cargo build` do.
     step(
         "build",
         20,
-        "cargo build --quiet --release -p pvswitch",
+        "cargo build --quiet --release --bin pvswitch",
         NO_ENV,
         "Cargo.toml",
         Kind::Quiet,

@@ -201,6 +201,34 @@ fn about_ports(out: &mut String, ports: &[Value]) {
         active.sample(&format!("port=\"{name}\""), port["queues_active"].as_f64().unwrap_or(0.0));
     }
     port_events(out, &ports);
+    port_evpn(out, &ports);
+}
+
+/// Ports in bridges to other hosts.
+fn port_evpn(out: &mut String, ports: &[(String, &Value)]) {
+    let bridged = ports.iter().map(|(name, port)| (name, &port["evpn"]));
+    let bridged: Vec<_> = bridged.filter(|(_, evpn)| evpn.is_object()).collect();
+    if bridged.is_empty() {
+        return;
+    }
+    let help = "Addresses of the switch in the port's bridge, by state.";
+    let mut addresses = Family::new(out, "pvswitch_port_evpn_addresses", "gauge", help);
+    for (name, evpn) in &bridged {
+        for state in ["announced", "pending", "yielded", "duplicate"] {
+            let labels = format!("port=\"{name}\",state=\"{state}\"");
+            addresses.sample(&labels, evpn[state].as_f64().unwrap_or(0.0));
+        }
+    }
+    let help = "Addresses of other hosts in the port's bridge.";
+    let mut remote = Family::new(out, "pvswitch_port_evpn_remote_addresses", "gauge", help);
+    for (name, evpn) in &bridged {
+        remote.sample(&format!("port=\"{name}\""), evpn["remote"].as_f64().unwrap_or(0.0));
+    }
+    let help = "What is wrong with the port's bridge; ctl show names it.";
+    let mut problems = Family::new(out, "pvswitch_port_evpn_problems", "gauge", help);
+    for (name, evpn) in &bridged {
+        problems.sample(&format!("port=\"{name}\""), list(&evpn["problems"]).len() as f64);
+    }
 }
 
 /// Faults, errors and connections of ports, each with its escaped name.
@@ -448,6 +476,8 @@ mod tests {
             "ports": [
             {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2},
              "connected": true, "stalled_s": 61, "addresses": 7, "addresses_limit": 4096},
+            {"name": "up", "evpn": {"announced": 3, "pending": 0, "yielded": 1, "duplicate": 0,
+             "remote": 12, "problems": ["no bridge"]}},
         ], "control": {"connections": 1, "streams": 2, "requests": 3, "refused": {"404": 4},
             "closed_slow": 5, "closed_for_others": 6, "events": 8, "events_lost": 9},
             "fdb": {"learned": 7, "static": 1, "capacity": 65536}});
@@ -481,6 +511,10 @@ mod tests {
             r#"pvswitch_port_addresses_limit{port="a"} 4096"#,
             r#"pvswitch_fdb_entries{kind="learned"} 7"#,
             r#"pvswitch_fdb_entries{kind="static"} 1"#,
+            r#"pvswitch_port_evpn_addresses{port="up",state="announced"} 3"#,
+            r#"pvswitch_port_evpn_addresses{port="up",state="yielded"} 1"#,
+            r#"pvswitch_port_evpn_remote_addresses{port="up"} 12"#,
+            r#"pvswitch_port_evpn_problems{port="up"} 1"#,
             "pvswitch_fdb_capacity 65536",
             "pvswitch_control_connections 1",
             "pvswitch_control_streams 2",
@@ -496,5 +530,6 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
         assert!(!text.contains("egress"), "{text}");
+        assert!(!text.contains(r#"evpn_problems{port="a"}"#), "a port without a bridge");
     }
 }
