@@ -55,7 +55,9 @@ pub fn make(root: &Path) -> Result<PathBuf, String> {
         fs::write(source.join(name), text).map_err(|error| format!("{name}: {error}"))
     };
     write("src/SUMMARY.md", index(&summary))?;
-    write("book.toml", read(&root.join("docs/book.toml"))?)?;
+    for name in ["book.toml", "book.css"] {
+        write(name, read(&root.join("docs").join(name))?)?;
+    }
     let mut command = Command::new("mdbook");
     command.arg("build").arg(&source).arg("--dest-dir").arg(&out);
     match command.status() {
