@@ -63,15 +63,6 @@ const STEPS: [Step; 13] = [
     .beside(),
     step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("lab", 30, "xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs).beside(),
-    step(
-        "loom",
-        20,
-        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
-        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
-        "crates/ring/tests/loom.rs",
-        Kind::Tests,
-    )
-    .beside(),
     // After the others: beside the tests, its virtual machines take all CPUs.
     step("qemu", 60, "rigs/run --quick qemu migrate", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
@@ -99,6 +90,14 @@ const STEPS: [Step; 13] = [
         "cargo test -p pvswitch-ring --features audit --test audit*",
         NO_ENV,
         "crates/ring/tests/audit.rs",
+        Kind::Tests,
+    ),
+    step(
+        "loom",
+        20,
+        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
+        "crates/ring/tests/loom.rs",
         Kind::Tests,
     ),
     step("rigs", 40, "rigs/run --quick --except xen qemu migrate", NO_ENV, "rigs/run", Kind::Rigs),
