@@ -157,10 +157,10 @@ pub struct Evpn {
     bytes: Vec<u8>,
 }
 
-/// Most datagrams read per call, and the time after which no other is read: a bridge with many
-/// addresses must not keep the caller. Each of a dump takes as long as the kernel needs to find
-/// where the one before ended, which grows with the number of entries.
+/// Most datagrams read per call: a bridge with many addresses must not keep the caller.
 const READS_MAX: usize = 16;
+/// Time after which no other datagram is read in a call. The kernel makes each datagram of a dump
+/// while it is read, and first walks to where the one before ended: longer in a larger table.
 const READS_TIME: Duration = Duration::from_millis(2);
 
 impl Evpn {
