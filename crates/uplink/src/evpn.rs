@@ -153,7 +153,7 @@ pub enum Action {
 pub struct Evpn {
     mirror: Mirror,
     socket: Netlink,
-    heard: Vec<wire::Heard>,
+    heard: Vec<(u32, wire::Heard)>,
     bytes: Vec<u8>,
 }
 
@@ -210,7 +210,7 @@ impl Evpn {
         self.mirror.step(now, &mut permit, &mut send, &mut actions);
         if !self.bytes.is_empty() && self.socket.send(&self.bytes).is_err() {
             // The socket is full, or the system is short of memory.
-            self.mirror.hear(wire::Heard::Lost, now);
+            self.mirror.hear(0, wire::Heard::Lost, now);
         }
         (actions, more)
     }
@@ -225,10 +225,10 @@ impl Evpn {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => self.heard.push(wire::Heard::Lost),
+                Err(_) => self.heard.push((0, wire::Heard::Lost)),
             }
-            for heard in self.heard.drain(..) {
-                self.mirror.hear(heard, now);
+            for (seq, heard) in self.heard.drain(..) {
+                self.mirror.hear(seq, heard, now);
             }
         }
         true

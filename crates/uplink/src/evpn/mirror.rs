@@ -12,10 +12,13 @@
 //! ```
 //! Between a request and its reply what the kernel reports of the entry is older than the request:
 //! only after it another interface's entry means that the address has moved.
+//!
+//! Changes that the kernel reports while it is read are newer than what is read: it queues a part
+//! of a dump after it has released the lock under which the part was made.
 
 mod display;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -88,6 +91,19 @@ impl Table {
     fn tunnel(&self, link: u32, mac: Mac) -> Option<IpAddr> {
         self.tunnels.get(&link)?.get(&mac).copied()
     }
+
+    fn change(&self, heard: &Heard) -> Option<Change> {
+        Some(match *heard {
+            Heard::Link(Link { index, .. }) | Heard::LinkGone(index) => Change::Link(index),
+            Heard::Entry { link, key, .. } | Heard::EntryGone { link, key } => {
+                Change::Entry(self.bridge_of(link)?, key)
+            }
+            Heard::Tunnel { link, mac, .. } | Heard::TunnelGone { link, mac, .. } => {
+                Change::Tunnel(link, mac)
+            }
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +141,16 @@ impl Claim {
     }
 }
 
+/// What an event may change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Change {
+    Link(u32),
+    /// Of a bridge.
+    Entry(u32, Key),
+    /// Of a VXLAN interface.
+    Tunnel(u32, Mac),
+}
+
 /// A request without a reply.
 enum Flight {
     Put(Place, Address),
@@ -141,6 +167,8 @@ pub(super) struct Mirror {
     table: Table,
     /// The next table, while a dump is read.
     fresh: Option<Table>,
+    /// What changed since the request for the part of it that is read.
+    newer: HashSet<Change>,
     /// Its sequence number, or 0 if it is to be requested; the time of the last message.
     dump: Option<(u32, Dump, Instant)>,
     /// Time of the next dump.
@@ -179,6 +207,7 @@ impl Mirror {
             locals: Vec::new(),
             table: Table::default(),
             fresh: None,
+            newer: HashSet::new(),
             dump: None,
             sync_at: Some(now),
             sync_began: now,
@@ -276,9 +305,20 @@ impl Mirror {
 
     // ---- messages of the kernel ----
 
-    pub(super) fn hear(&mut self, heard: Heard, now: Instant) {
+    /// `seq`: number of the request that it answers; 0: none, it is an event.
+    pub(super) fn hear(&mut self, seq: u32, heard: Heard, now: Instant) {
         if let Some((_, _, heard_at)) = &mut self.dump {
             *heard_at = now;
+        }
+        if let Some(fresh) = &self.fresh
+            && let Some(change) = fresh.change(&heard)
+        {
+            let is_event = seq == 0;
+            if is_event {
+                self.newer.insert(change);
+            } else if self.newer.contains(&change) {
+                return;
+            }
         }
         let table = self.fresh.as_mut().unwrap_or(&mut self.table);
         match heard {
@@ -324,8 +364,8 @@ impl Mirror {
                     table.tunnels.entry(link).or_default().remove(&mac);
                 }
             }
-            Heard::Done { seq, interrupted } => self.end_dump(seq, interrupted, now),
-            Heard::Reply { seq, error } => self.hear_reply(seq, error, now),
+            Heard::Done { interrupted } => self.end_dump(seq, interrupted, now),
+            Heard::Reply { error } => self.hear_reply(seq, error, now),
             Heard::Lost => {
                 self.flights.clear();
                 self.is_stale = true;
@@ -502,7 +542,7 @@ impl Mirror {
         if let Some((_, _, heard_at)) = self.dump
             && now >= heard_at + DUMP_MAX
         {
-            self.hear(Heard::Lost, now);
+            self.hear(0, Heard::Lost, now);
         }
         if self.dump.is_none() && self.sync_at.is_some_and(|at| at <= now) {
             (self.sync_at, self.fresh) = (None, Some(Table::default()));
@@ -511,6 +551,7 @@ impl Mirror {
         }
         if let Some((0, what, heard_at)) = self.dump {
             let seq = self.next_seq();
+            self.newer.clear();
             self.dump = Some((seq, what, heard_at));
             send(seq, &Request::Dump(what));
         }

@@ -46,7 +46,7 @@ impl Netlink {
     ///
     /// # Errors
     /// Messages were lost.
-    pub(super) fn receive(&mut self, heard: &mut Vec<Heard>) -> io::Result<bool> {
+    pub(super) fn receive(&mut self, heard: &mut Vec<(u32, Heard)>) -> io::Result<bool> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         match recv(&self.fd, &mut self.buffer[..], flags) {
             Ok((_, len)) if len > self.buffer.len() => Err(Errno::MSGSIZE.into()),

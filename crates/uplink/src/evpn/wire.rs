@@ -116,12 +116,10 @@ pub(super) enum Heard {
     },
     /// The end of a dump; whether it is inconsistent.
     Done {
-        seq: u32,
         interrupted: bool,
     },
     /// The outcome of a request: an error number, or 0.
     Reply {
-        seq: u32,
         error: i32,
     },
     /// Messages were lost.
@@ -216,13 +214,15 @@ fn vlan_infos(vlans: &Vlans) -> Vec<AfSpecBridge> {
 
 /// Appends the messages in a datagram. What concerns neither bridges nor interfaces is left out,
 /// and so is what cannot be decoded: attributes of later kernels are of other lengths.
-pub(super) fn decode(datagram: &[u8], heard: &mut Vec<Heard>) {
+/// Each with the sequence number of the request that it answers; 0: of none.
+pub(super) fn decode(datagram: &[u8], heard: &mut Vec<(u32, Heard)>) {
     let mut rest = datagram;
     while let Some(len) = rest.get(..4) {
         let len = u32::from_ne_bytes([len[0], len[1], len[2], len[3]]) as usize;
         let Some(bytes) = rest.get(..len).filter(|_| len >= HEADER_LEN) else { return };
         if let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) {
-            heard.extend(reduce(message));
+            let seq = message.header.sequence_number;
+            heard.extend(reduce(message).map(|what| (seq, what)));
         }
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -230,14 +230,13 @@ pub(super) fn decode(datagram: &[u8], heard: &mut Vec<Heard>) {
 
 fn reduce(message: NetlinkMessage<RouteNetlinkMessage>) -> Option<Heard> {
     let (header, payload) = message.into_parts();
-    let seq = header.sequence_number;
     match payload {
         NetlinkPayload::Done(DoneMessage { .. }) => {
             let interrupted = header.flags & NLM_F_DUMP_INTR != 0;
-            Some(Heard::Done { seq, interrupted })
+            Some(Heard::Done { interrupted })
         }
         NetlinkPayload::Error(error) => {
-            Some(Heard::Reply { seq, error: error.raw_code().saturating_neg() })
+            Some(Heard::Reply { error: error.raw_code().saturating_neg() })
         }
         NetlinkPayload::Overrun(_) => Some(Heard::Lost),
         NetlinkPayload::InnerMessage(inner) => match inner {

@@ -39,7 +39,8 @@ fn vxlan() -> Link {
 struct Kernel {
     links: Vec<Link>,
     entries: BTreeMap<Key, (u32, Entry)>,
-    queue: VecDeque<Heard>,
+    /// With the numbers of the requests that they answer.
+    queue: VecDeque<(u32, Heard)>,
     /// An error for each Put.
     refuses: i32,
     /// How many times each address was put on the TAP since another host had it.
@@ -62,11 +63,26 @@ impl Kernel {
         }
     }
 
+    fn event(&mut self, heard: Heard) {
+        self.queue.push_back((0, heard));
+    }
+
+    /// Queues the last event as if a dump had been made before it, and was queued after it.
+    fn overtake(&mut self) {
+        let is_part =
+            |(seq, heard): &(u32, Heard)| *seq != 0 && matches!(heard, Heard::Entry { .. });
+        if let Some(part) = self.queue.iter().position(is_part)
+            && let Some(event) = self.queue.pop_back()
+        {
+            self.queue.insert(part, event);
+        }
+    }
+
     fn put(&mut self, link: u32, key: Key, mut entry: Entry) {
         // The flag stays.
         entry.is_extern |= self.entries.get(&key).is_some_and(|(_, entry)| entry.is_extern);
         if self.entries.insert(key, (link, entry)) != Some((link, entry)) {
-            self.queue.push_back(Heard::Entry { link, key, entry });
+            self.event(Heard::Entry { link, key, entry });
         }
     }
 
@@ -75,7 +91,7 @@ impl Kernel {
             return libc::ENOENT;
         }
         self.entries.remove(&key);
-        self.queue.push_back(Heard::EntryGone { link, key });
+        self.event(Heard::EntryGone { link, key });
         0
     }
 
@@ -84,19 +100,18 @@ impl Kernel {
             Request::Dump(dump) => {
                 match dump {
                     Dump::Links => {
-                        self.queue.extend(self.links.iter().cloned().map(Heard::Link));
+                        let all = self.links.iter().cloned();
+                        self.queue.extend(all.map(|link| (seq, Heard::Link(link))));
                     }
                     Dump::Addresses => {}
                     Dump::Entries => {
                         let all = self.entries.iter();
-                        self.queue.extend(all.map(|(key, (link, entry))| Heard::Entry {
-                            link: *link,
-                            key: *key,
-                            entry: *entry,
+                        self.queue.extend(all.map(|(key, (link, entry))| {
+                            (seq, Heard::Entry { link: *link, key: *key, entry: *entry })
                         }));
                     }
                 }
-                self.queue.push_back(Heard::Done { seq, interrupted: false });
+                self.queue.push_back((seq, Heard::Done { interrupted: false }));
                 return;
             }
             Request::Put { .. } if self.refuses != 0 => self.refuses,
@@ -118,12 +133,12 @@ impl Kernel {
                     .iter_mut()
                     .filter(|l| l.index == TAP)
                     .for_each(|l| l.learns = Some(false));
-                self.queue.push_back(Heard::Port(TAP));
+                self.event(Heard::Port(TAP));
                 0
             }
             Request::Join { .. } | Request::AddVlans { .. } => 0,
         };
-        self.queue.push_back(Heard::Reply { seq, error });
+        self.queue.push_back((seq, Heard::Reply { error }));
     }
 
     fn on_tap(&self, n: u8) -> bool {
@@ -182,8 +197,8 @@ impl World {
     /// Delivers messages, and lets the mirror act.
     fn step(&mut self, messages: usize) {
         let count = messages.min(self.kernel.queue.len());
-        for heard in self.kernel.queue.drain(..count) {
-            self.mirror.hear(heard, self.now);
+        for (seq, heard) in self.kernel.queue.drain(..count) {
+            self.mirror.hear(seq, heard, self.now);
         }
         let (mut sent, mut actions) = (Vec::new(), Vec::new());
         let (permits, now) = (&mut self.permits, self.now);
@@ -298,19 +313,19 @@ fn apply(world: &mut World, op: &Op, starts: &mut u64) {
         Op::Flush(n) => _ = world.kernel.delete(TAP, key(*n)),
         Op::Overrun => {
             world.kernel.queue.clear();
-            world.mirror.hear(Heard::Lost, world.now);
+            world.mirror.hear(0, Heard::Lost, world.now);
         }
         Op::VxlanLeaves => {
             world.kernel.links.retain(|link| link.index != VXLAN);
             for n in 0..4 {
                 world.kernel.delete(VXLAN, key(n));
             }
-            world.kernel.queue.push_back(Heard::LinkGone(VXLAN));
+            world.kernel.event(Heard::LinkGone(VXLAN));
         }
         Op::VxlanComes => {
             if !world.kernel.links.contains(&vxlan()) {
                 world.kernel.links.push(vxlan());
-                world.kernel.queue.push_back(Heard::Link(vxlan()));
+                world.kernel.event(Heard::Link(vxlan()));
             }
         }
         Op::Step(messages) => world.step(*messages),
@@ -394,7 +409,8 @@ fn an_entry_of_the_same_address_before_the_reply_is_older_than_the_request() {
     // A guest moves here: its first frame is heard, and FRR's entry is still on its way.
     world.learn(1);
     world.step(usize::MAX);
-    world.kernel.queue.push_front(Heard::Entry { link: VXLAN, key: key(1), entry: EXTERN });
+    let late = Heard::Entry { link: VXLAN, key: key(1), entry: EXTERN };
+    world.kernel.queue.push_front((0, late));
     world.settle();
     assert!(world.kernel.on_tap(1) && world.locals.contains_key(&address(1)));
 }
@@ -492,17 +508,17 @@ fn what_frr_may_have_missed_is_announced_again() {
     world.pass(Duration::from_secs(1));
     let tunnel =
         Heard::Tunnel { link: VXLAN, mac: Mac::default(), vtep: IpAddr::from([10, 9, 0, 2]) };
-    world.mirror.hear(tunnel.clone(), world.now);
+    world.mirror.hear(0, tunnel.clone(), world.now);
     world.now += AGAIN_AFTER;
     world.step(0);
     let again: Vec<_> =
-        world.kernel.queue.iter().filter(|h| matches!(h, Heard::Entry { .. })).collect();
-    let entry = |entry| Heard::Entry { link: TAP, key: key(1), entry };
+        world.kernel.queue.iter().filter(|(_, h)| matches!(h, Heard::Entry { .. })).collect();
+    let entry = |entry| (0, Heard::Entry { link: TAP, key: key(1), entry });
     assert_eq!(again, [&entry(LEARNED), &entry(STATIC)]);
     world.settle();
     assert!(world.kernel.on_tap(1));
     // Another host of the same VNI is no reason.
-    world.mirror.hear(tunnel, world.now);
+    world.mirror.hear(0, tunnel, world.now);
     world.now += AGAIN_AFTER;
     world.step(0);
     assert!(world.kernel.queue.is_empty());
@@ -571,7 +587,7 @@ fn a_tap_outside_any_bridge_is_put_into_its_own() {
     let mut joined = Vec::new();
     for _ in 0..20 {
         let heard: Vec<_> = world.kernel.queue.drain(..).collect();
-        heard.into_iter().for_each(|heard| world.mirror.hear(heard, world.now));
+        heard.into_iter().for_each(|(seq, heard)| world.mirror.hear(seq, heard, world.now));
         let mut send = |seq, request: &Request| {
             if let Request::Join { link, bridge } = request {
                 joined.push((*link, *bridge));
@@ -645,6 +661,22 @@ fn a_dump_may_take_long_while_messages_arrive() {
     assert!(world.kernel.on_tap(1));
 }
 
+/// The kernel makes a part of a dump under a lock, and queues it after it has released it.
+#[test]
+fn an_event_during_a_dump_is_newer_than_what_is_read() {
+    let mut world = World::new();
+    world.claim_remotely(1);
+    world.claim_remotely(2);
+    while !world.kernel.queue.iter().any(|(seq, h)| *seq != 0 && matches!(h, Heard::Entry { .. })) {
+        world.step(usize::MAX);
+    }
+    world.kernel.delete(VXLAN, key(1));
+    world.kernel.overtake();
+    world.settle();
+    let remotes: Vec<_> = world.mirror.remotes().map(|(_, remote)| remote.address).collect();
+    assert_eq!(remotes, [address(2)]);
+}
+
 /// Interfaces that change again and again cause dumps in a bounded share of the time.
 #[test]
 fn dumps_take_a_bounded_part_of_the_time() {
@@ -658,7 +690,7 @@ fn dumps_take_a_bounded_part_of_the_time() {
         if !is_reading && world.kernel.queue.is_empty() {
             n += 1;
             let link = Link { name: format!("vx{n}"), ..vxlan() };
-            world.kernel.queue.push_back(Heard::Link(link));
+            world.kernel.event(Heard::Link(link));
         }
         world.step(1);
         // Each message of a dump takes long.
