@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Dir, Switch, wait_for};
+use common::{Dir, Switch, kill_and_wait, wait_for};
 use ring::virtq::Buf;
 use shm::{Area, GuestMemory, Mapping, Region};
 use vhost_user::backend::PROTOCOL_FEATURES;
@@ -290,6 +290,38 @@ fn guest_of_cloud_hypervisor_arrives_whole_and_goes_on() {
 #[test]
 fn memory_that_is_copied_without_the_log_differs() {
     assert!(!migrate(false));
+}
+
+/// Memory of several steps, all of which are made without another message: the front-end of a
+/// guest that goes on has none to send.
+#[test]
+fn all_pages_of_large_memory_are_marked_while_the_front_end_sends_nothing() {
+    const SIZE: u64 = 9 << 30;
+    const AT: u64 = 4 << 30;
+    const PAGES: u32 = ((SIZE + LEN) / PAGE) as u32;
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &["--keep"], &[dir.port("b", "")]);
+    let vm = Vm::new(&dir, "b");
+    vm.post();
+    vm.start();
+    let more = Mapping::memfd("more", SIZE).unwrap();
+    let region = MemRegion { guest_addr: AT, size: SIZE, user_addr: USER + AT, mmap_offset: 0 };
+    vm.ask(R::ADD_MEM_REG, region.to_single_bytes(), &[more.fd().unwrap()]);
+    vm.number(R::SET_FEATURES, FEATURES | feature::LOG_ALL, &[]);
+    let region = LogRegion { size: (AT + SIZE) / PAGE / 8, offset: 0 };
+    let log = Mapping::memfd("log", region.size).unwrap();
+    vm.ask(R::SET_LOG_BASE, region.to_bytes(), &[log.fd().unwrap()]);
+    let marked = || {
+        let mut bits = vec![0; region.size as usize];
+        log.seg(0, region.size as u32).unwrap().read(&mut bits);
+        bits.iter().map(|byte| byte.count_ones()).sum::<u32>()
+    };
+    wait_for("all marks", || marked() == PAGES);
+    log.seg_mut(0, region.size as u32).unwrap().zero();
+    kill_and_wait(&switch);
+    wait_for("all marks of the next process", || marked() == PAGES);
+    assert_eq!(switch.port("show", "b")["connections"], 1);
+    switch.shut_down(&dir);
 }
 
 /// Ports of the entries of an address.

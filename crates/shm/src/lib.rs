@@ -33,7 +33,7 @@ mod sys;
 
 pub use area::Area;
 pub use copy::{Seg, SegMut};
-pub use dirty::{DirtyLog, LOG_PAGE, Marks};
+pub use dirty::{DirtyLog, LOG_PAGE, MarkAll, Marks};
 pub use grant::{Copies, Domain, Failed, GRANT_LEN, Grants, Piece, Side};
 pub use mapping::{Access, MapError, Mapping};
 pub use memory::{GuestMemory, Region, TableError};

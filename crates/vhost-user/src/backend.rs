@@ -17,7 +17,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use shm::GuestMemory;
+use shm::{GuestMemory, MarkAll};
 use switch::account::Account;
 
 use crate::device::{BackendRequests, Device};
@@ -112,6 +112,8 @@ pub struct Backend {
     slots: Vec<memory::Slot>,
     memory: Arc<GuestMemory>,
     log: Option<Log>,
+    /// Pages to be marked in the log, all of them.
+    marking: Option<MarkAll>,
     rings: Vec<Vring>,
     requests: Option<Arc<BackendRequests>>,
     status: u8,
@@ -139,6 +141,7 @@ impl Backend {
             slots: Vec::new(),
             memory: Arc::new(GuestMemory::default()),
             log: None,
+            marking: None,
             rings,
             requests: None,
             status: 0,
@@ -200,6 +203,7 @@ impl Backend {
         message: &Message,
         fds: Vec<ForeignFd>,
     ) -> Result<Outcome, ProtocolError> {
+        while self.mark_more() {}
         let request = FrontendReq::try_from(message.request).ok();
         let handled = match request {
             Some(request) => self.dispatch(request, &message.payload, fds),

@@ -64,7 +64,8 @@ pub struct ConnectionState {
 pub enum Turn {
     /// When it is readable.
     Ready,
-    /// Its front-end exceeds its message rate: not before this time.
+    /// Its front-end exceeds its message rate: not before this time. Or pages are left to be
+    /// marked ([`Backend::is_marking`]): at this time, readable or not.
     Rest(Instant),
 }
 
@@ -235,16 +236,23 @@ impl Connection {
                     return Ok(Turn::Rest(messages.next(now)));
                 }
             }
+            if self.backend.is_marking() {
+                let began = std::time::Instant::now();
+                let more = self.backend.mark_more();
+                self.charge(began, now);
+                match now.filter(|_| more) {
+                    // Others are served before the next step.
+                    Some(now) => return Ok(Turn::Rest(self.backend.account().messages.next(now))),
+                    None => continue,
+                }
+            }
             if !self.read_message()? {
                 return Ok(Turn::Ready);
             }
             let (message, fds) = self.assembly.take();
             let began = std::time::Instant::now();
             let outcome = self.backend.handle(&message, fds)?;
-            if let Some(now) = now {
-                let messages = Ns::from(began.elapsed()).times(MESSAGE_TIME);
-                self.backend.account().messages.charge(messages, now);
-            }
+            self.charge(began, now);
             if let Some(error) = outcome.refused
                 && self.refusals.len() < REFUSALS_MAX
             {
@@ -257,6 +265,14 @@ impl Connection {
             }
         }
         Ok(Turn::Ready)
+    }
+
+    /// Charges the time of a long message, or of a step, to the account.
+    fn charge(&self, began: std::time::Instant, now: Option<Instant>) {
+        if let Some(now) = now {
+            let messages = Ns::from(began.elapsed()).times(MESSAGE_TIME);
+            self.backend.account().messages.charge(messages, now);
+        }
     }
 
     /// Reads up to the end of one message; returns whether it is complete.

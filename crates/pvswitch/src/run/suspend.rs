@@ -49,6 +49,21 @@ impl System {
         let now = Instant::now();
         for (_, what) in self.suspended.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
             self.set_watched(&what, true);
+            if let Event::Connection(name) = what
+                && self.is_marking(&name)
+            {
+                self.serve_guest(&name);
+            }
+        }
+    }
+
+    /// Whether pages of a guest that migrates are left to be marked, whatever it sends.
+    pub(super) fn is_marking(&self, name: &str) -> bool {
+        match self.ports.get(name).map(|port| &port.attach) {
+            Some(Attach::VhostUser(vhost)) => {
+                vhost.connection.as_ref().is_some_and(|c| c.backend().is_marking())
+            }
+            _ => false,
         }
     }
 }

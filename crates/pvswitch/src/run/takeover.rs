@@ -311,6 +311,11 @@ impl System {
         self.settle_vifs();
         self.taken_over = Some(TakenOver { from: takeover.offer.pid, outage, killed });
         self.settle_ports(&takeover.offer);
+        for offer in &takeover.offer.ports {
+            if self.is_marking(&offer.name) {
+                self.suspend_until(Event::Connection(offer.name.clone()), Instant::now());
+            }
+        }
         let (pid, us) = (takeover.offer.pid, outage.as_micros());
         if killed {
             self.add_missing(&takeover.offer);

@@ -42,6 +42,9 @@ pub(super) struct LogState {
     pub(super) size: u64,
     pub(super) offset: u64,
     pub(super) fd: u32,
+    /// All pages are to be marked, and some are not yet.
+    #[serde(default)]
+    pub(super) marking: bool,
 }
 
 /// A memory region.
@@ -178,7 +181,8 @@ impl Backend {
             ledgers: self.ledgers.as_ref().map(|ledgers| export_fd(fds, ledgers.as_fd())),
             log: self.log.as_ref().map(|log| {
                 let LogRegion { size, offset } = log.region;
-                LogState { size, offset, fd: export_fd(fds, (*log.fd).as_fd()) }
+                let fd = export_fd(fds, (*log.fd).as_fd());
+                LogState { size, offset, fd, marking: self.is_marking() }
             }),
         }
     }
@@ -224,9 +228,12 @@ impl Backend {
             // Without it, packed rings of a killed process cannot go on; those of `ctl upgrade` do.
             backend.import_ledgers(fds.take(at)?);
         }
-        if let Some(LogState { size, offset, fd }) = state.log {
+        if let Some(LogState { size, offset, fd, marking }) = state.log {
             let fd = fds.foreign(fd, &backend.account)?;
             backend.log = Some(backend.map_log(LogRegion { size, offset }, fd)?);
+            if marking {
+                backend.mark_all();
+            }
         }
         if state.rings.len() > backend.rings.len() {
             return Err(ImportError::Rings(state.rings.len()));

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ring::virtq::RingLog;
-use shm::{DirtyLog, GuestMemory, Mapping};
+use shm::{DirtyLog, GuestMemory, Mapping, MarkAll};
 
 use super::memory::check_kind;
 use super::{Backend, Done, Handled, Payload, name, one_fd, short};
@@ -37,11 +37,12 @@ impl Backend {
         let request = FrontendReq::SET_LOG_BASE;
         let region = LogRegion::parse(payload).ok_or_else(|| short(request, payload))?;
         let log = self.map_log(region, one_fd(request, fds)?)?;
-        if self.logs_all() && self.log.is_none() && self.rings.iter().any(|ring| ring.running) {
-            // QEMU starts rings of a guest that resets during a migration before it sends the log.
-            log.dirty.mark_all(&self.memory);
-        }
+        let missed = self.log.is_none() && self.rings.iter().any(|ring| ring.running);
         let old = self.log.replace(log);
+        if missed {
+            // QEMU starts rings of a guest that resets during a migration before it sends the log.
+            self.mark_all();
+        }
         self.refresh_logs();
         drop(old);
         Ok(Payload(0_u64.to_ne_bytes().to_vec()))
@@ -123,12 +124,28 @@ impl Backend {
         Some(RingLog { log: Arc::clone(&log.dirty), desc: layout.desc, device })
     }
 
-    /// After a process was killed: the marks of its last bursts may be lost, so every page is
-    /// marked.
-    pub(super) fn mark_all(&self) {
+    /// Begins to mark every page: marks were missed, as those of the last bursts of a process that
+    /// was killed.
+    pub(super) fn mark_all(&mut self) {
         if let Some(log) = self.log.as_ref().filter(|_| self.logs_all()) {
-            log.dirty.mark_all(&self.memory);
+            self.marking = Some(MarkAll::new(Arc::clone(&log.dirty), &self.memory));
+            self.mark_more();
         }
+    }
+
+    /// Whether [`mark_more`](Self::mark_more) is to be called.
+    pub fn is_marking(&self) -> bool {
+        self.marking.is_some()
+    }
+
+    /// Marks some of the pages, if all are to be marked; returns whether some are left. A message
+    /// that comes before the last step waits for all of them: the front-end may read the log after
+    /// its reply.
+    pub fn mark_more(&mut self) -> bool {
+        if self.marking.as_mut().is_some_and(|all| !all.step()) {
+            self.marking = None;
+        }
+        self.is_marking()
     }
 }
 

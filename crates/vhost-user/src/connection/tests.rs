@@ -136,6 +136,64 @@ fn flood_is_served_in_bursts_and_unread_replies_end_it() {
     assert!(matches!(error, C::NotReading), "{error}");
 }
 
+/// Whoever shares the thread is served between two steps; a message waits for the last one.
+#[test]
+fn pages_of_large_memory_are_marked_in_turns() {
+    use crate::feature::{LOG_ALL, PROTOCOL_FEATURES as BIT_30, VERSION_1};
+    use crate::message::{LogRegion, VringAddr, VringState};
+    use FrontendReq as R;
+
+    const SIZE: u64 = 11 << 30;
+    const LOG_LEN: u64 = SIZE / 4096 / 8;
+    let (front, mut connection, _) = pair();
+    let (memory, log) = (Mapping::memfd("t", SIZE).unwrap(), Mapping::memfd("l", LOG_LEN).unwrap());
+    let event = os::eventfd().unwrap();
+    let request = |request, payload, fds: &[BorrowedFd<'_>]| {
+        let bytes = Message::request(request, payload, false).to_bytes();
+        assert!(os::send(front.as_fd(), &bytes, fds).unwrap());
+    };
+    let number = |value: u64| value.to_ne_bytes().to_vec();
+    let region = MemRegion { guest_addr: 0, size: SIZE, user_addr: 0, mmap_offset: 0 };
+    let state = |num| VringState { index: 0, num }.to_bytes();
+    request(R::SET_PROTOCOL_FEATURES, number(PROTOCOL_FEATURES.bits()), &[]);
+    request(R::SET_FEATURES, number(VERSION_1 | BIT_30 | LOG_ALL), &[]);
+    request(R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[region]), &[memory.fd().unwrap()]);
+    request(R::SET_VRING_NUM, state(256), &[]);
+    request(R::SET_VRING_BASE, state(0), &[]);
+    let addr = VringAddr { index: 0, flags: 0, desc: 0, used: 0x4000, avail: 0x2000, log: 0 };
+    request(R::SET_VRING_ADDR, addr.to_bytes(), &[]);
+    request(R::SET_VRING_KICK, number(0), &[event.as_fd()]);
+    let region = LogRegion { size: LOG_LEN, offset: 0 };
+    request(R::SET_LOG_BASE, region.to_bytes(), &[log.fd().unwrap()]);
+    request(R::GET_VRING_BASE, state(0), &[]);
+    let replies = || {
+        let mut buf = [0; 100];
+        match os::recv(front.as_fd(), &mut buf, &mut Vec::new(), FDS_MAX).unwrap() {
+            Received::Bytes(n) => n / 20,
+            _ => 0,
+        }
+    };
+    let marked = || {
+        let mut bits = vec![0; LOG_LEN as usize];
+        log.seg(0, LOG_LEN as u32).unwrap().read(&mut bits);
+        bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>()
+    };
+    let (mut now, mut turns) = (Instant::START, 0);
+    while let Turn::Rest(until) = connection.on_readable_at(now).unwrap() {
+        turns += 1;
+        assert_eq!(
+            replies(),
+            usize::from(turns == 1),
+            "in turn {turns}: only that of SET_LOG_BASE"
+        );
+        assert!(marked() < SIZE / 4096 && connection.backend().is_marking());
+        now = until;
+    }
+    assert!(turns >= 4, "{turns}");
+    assert_eq!((replies(), marked()), (1, SIZE / 4096));
+    assert!(connection.backend().account().messages.spent() > turns + 9, "steps are charged");
+}
+
 #[test]
 fn too_many_descriptors_end_the_connection() {
     let (front, mut connection, _) = pair();

@@ -205,3 +205,43 @@ fn another_process_goes_on_with_the_log() {
         assert!(marked(&log, LEN) > 0);
     }
 }
+
+/// A memory of several steps, whose log came late.
+fn marking() -> (Rig, Arc<Mapping>) {
+    let mut rig = Rig::ready(feature::VERSION_1);
+    let memory = Mapping::memfd("t", LARGE).unwrap();
+    let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+    let table = MemRegion::table_to_bytes(&[region(0, USER, LARGE)]);
+    rig.send(R::SET_MEM_TABLE, table, vec![fd]).unwrap();
+    rig.ok(R::SET_FEATURES, u(LOG_ALL));
+    rig.ring(0, 256, 0);
+    let (fd, log) = file(LARGE_LOG);
+    rig.send(R::SET_LOG_BASE, payload(LARGE_LOG, 0), vec![fd]).unwrap();
+    (rig, log)
+}
+
+const LARGE: u64 = 7 << 30;
+const LARGE_LOG: u64 = LARGE / 4096 / 8;
+const PAGES: u32 = (LARGE / 4096) as u32;
+
+#[test]
+fn message_waits_for_pages_that_are_being_marked() {
+    let (mut rig, log) = marking();
+    assert!(rig.backend.is_marking());
+    let first = marked(&log, LARGE_LOG);
+    assert!((1..PAGES).contains(&first), "{first}");
+    assert!(rig.backend.mark_more());
+    rig.ok(R::GET_VRING_BASE, st(0, 0));
+    assert_eq!(marked(&log, LARGE_LOG), PAGES);
+    assert!(!rig.backend.is_marking() && !rig.backend.mark_more());
+}
+
+#[test]
+fn another_process_marks_the_pages_that_are_left() {
+    let (old, log) = marking();
+    let (state, fds) = old.exported();
+    let mut new = handover::import(&state, fds).unwrap();
+    assert!(new.backend.is_marking());
+    while new.backend.mark_more() {}
+    assert_eq!(marked(&log, LARGE_LOG), PAGES);
+}
