@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Dir, Switch, kill_and_wait, wait_for};
@@ -222,13 +222,18 @@ fn migrate(logged: bool) -> bool {
     let mut sender = Sender::new(&dir, "a");
     (0..10).for_each(|_| sender.send());
     assert_eq!(old.used_idx(), 10);
-    // It sends while pages are copied.
+    // It sends while pages are copied, up to a number.
+    let allowed = Arc::new(AtomicU32::new(30));
     let stop = Arc::new(AtomicBool::new(false));
     let sending = {
-        let stop = Arc::clone(&stop);
+        let (stop, allowed) = (Arc::clone(&stop), Arc::clone(&allowed));
         std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) && sender.sent < 200 {
-                sender.send();
+            while !stop.load(Ordering::Relaxed) {
+                if sender.sent < allowed.load(Ordering::Relaxed) {
+                    sender.send();
+                } else {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
             }
             sender
         })
@@ -242,8 +247,11 @@ fn migrate(logged: bool) -> bool {
     let shown = String::from_utf8(switch.ctl(&["show"]).stdout).unwrap();
     assert_eq!(shown.contains("migrates: pages written"), logged, "{shown}");
     old.copy(0, LEN, &new);
-    for _ in 0..5 {
-        std::thread::sleep(Duration::from_millis(5));
+    for pass in 1..=5_u16 {
+        // Some in each pass, others while the log is replaced.
+        let before = old.used_idx();
+        allowed.store(30 + u32::from(pass) * 30, Ordering::Relaxed);
+        wait_for("frames of this pass", || old.used_idx() >= (before + 10).max(pass * 30 + 10));
         let next = old.new_log();
         old.copy_dirty(&log, &new);
         log = next;
