@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 pub use self::egress::StreamEgress;
-pub(crate) use self::egress::{append, append_parts};
+pub(crate) use self::egress::{SEGMENTS_BYTES, append, append_parts};
 pub use self::ingress::StreamIngress;
 pub(crate) use self::room::Room;
 

@@ -94,7 +94,13 @@ impl StreamPort {
             bytes.extend(part);
             (at, part.len())
         };
-        let Queues::Stream(pair) = &self.queues else { return StreamHanded::default() };
+        let pair = match &self.queues {
+            Queues::Stream(pair) => pair,
+            Queues::Dgram(pair) => {
+                let unsent = add(&lock(&pair.egress).unsent());
+                return StreamHanded { unsent, ..StreamHanded::default() };
+            }
+        };
         let ingress = lock(&pair.ingress);
         let unread = add(ingress.unsent());
         let unsent = add(lock(&pair.egress).unsent());
@@ -184,7 +190,7 @@ impl System {
                 os::refuse_descriptors(own.as_fd());
                 kick = Arc::new(ForeignFd::charged(own, None, &port.account));
                 lock(&pair.ingress).connect(Arc::clone(&kick));
-                lock(&pair.egress).connect(socket)
+                lock(&pair.egress).connect(socket, unsent)
             }
         };
         let room = room.map_err(|error| error.to_string())?;

@@ -104,6 +104,7 @@ fn descriptors_end_the_queue_and_are_closed_by_the_program() {
 struct Writer {
     egress: DgramEgress,
     stats: Arc<EgressStats>,
+    socket: Socket,
     waits_for: Socket,
 }
 
@@ -111,9 +112,9 @@ fn writer() -> (Writer, UnixDatagram) {
     let (ours, theirs) = pair();
     let stats = Arc::new(EgressStats::default());
     let mut egress = DgramEgress::from(Arc::clone(&stats));
-    let waits_for = egress.connect(ours).unwrap();
+    let waits_for = egress.connect(ours.clone(), &[]).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    (Writer { egress, stats, waits_for }, theirs)
+    (Writer { egress, stats, socket: ours, waits_for }, theirs)
 }
 
 impl Writer {
@@ -178,6 +179,51 @@ fn segments_and_pieces_are_one_datagram() {
     burst.snapshot();
     assert_eq!(writer.egress.put(&burst, &[0]), Ok(1));
     assert_eq!(receive(&peer), long);
+}
+
+/// More segments than a socket holds datagrams: a frame delivered in part would be sent again as a
+/// whole.
+#[test]
+fn segments_of_a_frame_are_sent_or_wait_together() {
+    const SEGMENTS: u8 = 200;
+    let (mut writer, peer) = writer();
+    let body = [2; 1000];
+    let segment = |n: u8| [&[n; 54][..], &body].concat();
+    for n in 0..SEGMENTS {
+        let put = writer.egress.put_parts(&[n; 54], &[Seg::of(&body)], &VnetHdr::NONE);
+        assert_eq!(put, Ok(true));
+    }
+    writer.egress.flush();
+    let sent = writer.stats.frames.get();
+    assert!((1..SEGMENTS.into()).contains(&sent), "{sent}");
+    // Nothing overtakes them.
+    assert_eq!((writer.put(&[frame(1, 60)]), writer.egress.room(60, 8)), (Ok(0), Ok(0)));
+    // Another process sends some of the others, this one the rest.
+    let unsent = writer.egress.unsent();
+    let left = usize::from(SEGMENTS) - sent as usize;
+    assert_eq!(unsent.len(), left * (4 + 1054));
+    let socket = writer.socket.clone();
+    writer.waits_for = writer.egress.connect(socket, &unsent).unwrap();
+    for n in 0..SEGMENTS {
+        // The worker that watches for room disarms the queue then.
+        if writer.has_room_event() {
+            writer.egress.disarm();
+        }
+        assert!(receive(&peer) == segment(n), "segment {n}");
+    }
+    assert!(!writer.has_room_event(), "no more is requested");
+    assert_eq!(writer.stats.frames.get(), SEGMENTS.into());
+    assert_eq!((writer.put(&[frame(1, 60)]), writer.egress.room(60, 8)), (Ok(1), Ok(8)));
+    // Of one that is gone, those that wait are counted.
+    assert_eq!(receive(&peer), frame(1, 60));
+    for n in 0..SEGMENTS {
+        _ = writer.egress.put_parts(&[n; 54], &[Seg::of(&body)], &VnetHdr::NONE);
+    }
+    drop(peer);
+    assert!(writer.put(&[frame(1, 60)]).is_err());
+    let stats = &writer.stats;
+    let (frames, lost) = (stats.frames.get() - u64::from(SEGMENTS) - 1, stats.drops_down.get());
+    assert_eq!(frames + lost, SEGMENTS.into());
 }
 
 #[test]

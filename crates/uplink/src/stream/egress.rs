@@ -17,8 +17,9 @@ use crate::framing::FRAME_MAX;
 
 /// Bytes of frames sent with one system call, without the last frame.
 const SEND_BYTES: usize = 128 * 1024;
-/// Bytes of segments that may wait for [`Egress::flush`]: those of a GSO frame, with their headers.
-const SEGMENTS_BYTES: usize = 256 * 1024;
+/// Bytes of segments that may wait for [`Egress::flush`], or for room: those of a GSO frame, with
+/// their headers.
+pub(crate) const SEGMENTS_BYTES: usize = 256 * 1024;
 
 /// A stream socket as a destination of frames.
 ///
