@@ -103,10 +103,11 @@ class Guest(agent.Agent):
     """One virtual machine with one vhost-user NIC."""
 
     def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2,
-                 memory="256M", more=(), netdev=None, mac=None, netns=None, prefix=(), console=None):  # fmt: skip
+                 memory="256M", more=(), netdev=None, mac=None, netns=None, prefix=(), console=None, documented=None):  # fmt: skip
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
         and reconnects every second after the back-end disconnected. `more`: further words for QEMU.
-        `netdev`: another one than vhost-user, without shared memory. `prefix`: words before QEMU's name."""
+        `netdev`: another one than vhost-user, without shared memory. `prefix`: words before QEMU's name.
+        `documented`: a command of a document, which has the NIC; to it only that is added with which the rig drives it."""
         self.ip = ip
         kernel, image = build_image()
         agent_socket = r.socket_path(f"{name}.agent")
@@ -126,14 +127,16 @@ class Guest(agent.Agent):
             device += f",{properties}"
         # init_on_alloc=0: else the kernel writes each page before the switch does, which hides marks that are missing.
         words = f"console=ttyS0 panic=-1 mitigations=off init_on_alloc=0 guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
-        process = r.start(f"guest-{name}", [
-            *prefix, "qemu-system-x86_64", "-nodefaults", "-display", "none",
-            "-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=128",
-            "-cpu", "max", "-smp", str(cpus), "-m", memory,
+        machine = [
+            "qemu-system-x86_64", "-nodefaults", "-machine", "q35,memory-backend=memory",
+            "-accel", "tcg,thread=multi,tb-size=128", "-smp", str(cpus), "-m", memory,
             # vhost-user: the back-end maps the guest's memory, so it must be shared.
             "-object", f"memory-backend-memfd,id=memory,size={memory},share=on",
-            "-kernel", kernel, "-initrd", image, "-append", words,
             *(["-chardev", chardev] if shares else []), "-netdev", netdev, "-device", device,
+        ]  # fmt: skip
+        process = r.start(f"guest-{name}", [
+            *prefix, *(documented or machine), "-display", "none", "-cpu", "max",
+            "-kernel", kernel, "-initrd", image, "-append", words,
             "-serial", f"file:{console or r.out / f'console-{name}.log'}",
             "-chardev", f"socket,id=agent,path={agent_socket},server=on,wait=off",
             "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent",
