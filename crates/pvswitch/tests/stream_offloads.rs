@@ -51,7 +51,7 @@ fn pseudo_header(frame: &[u8]) -> Vec<u8> {
 }
 
 fn payload(seq: u32, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (seq.wrapping_add(i as u32) as u64 * 2_654_435_761 >> 13) as u8).collect()
+    (0..len).map(|i| ((seq.wrapping_add(i as u32) as u64 * 2_654_435_761) >> 13) as u8).collect()
 }
 
 /// A TCP segment. Its checksum is that of the pseudo-header alone, as a guest leaves it to be
