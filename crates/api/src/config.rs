@@ -262,7 +262,7 @@ fn peer(port: &PortText) -> Option<String> {
     match port.kind {
         // A front-end that listens may accept several connections.
         Kind::VhostUser | Kind::Stream if port.word("mode") == Some("client") => None,
-        Kind::Tap | Kind::AfPacket => {
+        Kind::Tap | Kind::AfPacket | Kind::AfXdp => {
             let netns = port.text("netns").map(|netns| format!(" in {netns}"));
             Some(format!("{key} {}{}", port.arg, netns.unwrap_or_default()))
         }

@@ -13,6 +13,7 @@ use switch::poll::Policy;
 
 use self::settings::Settings;
 use crate::manual::ManualArgs;
+use crate::pin_xdp::PinXdpArgs;
 use crate::spec::PortSpec;
 use crate::store_tap::StoreTapArgs;
 
@@ -94,6 +95,8 @@ pub enum Command {
     Lab(LabArgs),
     /// Open a TAP for a service without the privilege to do so: run in its unit, before the switch
     StoreTap(StoreTapArgs),
+    /// Load and pin the XDP program of an af-xdp port, for a switch without the privilege to do so
+    PinXdp(PinXdpArgs),
     /// Write man pages and completions, for packages
     #[command(hide = true)]
     Manual(ManualArgs),

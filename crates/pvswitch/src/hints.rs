@@ -17,7 +17,7 @@ pub fn print(spec: &PortSpec) {
         Kind::Stream(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::Stream(conf) => show(&stream(&spec.name, conf, spec.tuning.tenant.mac())),
         Kind::Dgram(conf) => show(&dgram(&spec.name, conf, spec.tuning.tenant.mac())),
-        Kind::Passt(_) | Kind::Tap(_) | Kind::AfPacket(_) | Kind::Null => {}
+        Kind::Passt(_) | Kind::Tap(_) | Kind::AfPacket(_) | Kind::AfXdp(_) | Kind::Null => {}
     }
 }
 

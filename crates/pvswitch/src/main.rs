@@ -18,6 +18,7 @@ mod limit;
 mod log;
 mod manual;
 mod nic;
+mod pin_xdp;
 mod pool;
 mod ports;
 mod run;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::command(args),
         Command::Lab(args) => lab::command(args),
         Command::StoreTap(args) => store_tap::command(&args),
+        Command::PinXdp(args) => pin_xdp::command(&args),
         Command::Manual(args) => manual::command(&args),
     };
     match result {

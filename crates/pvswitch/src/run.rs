@@ -34,6 +34,7 @@ mod vhost;
 mod vif_tap;
 mod vifs;
 mod why;
+mod xdp;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
@@ -72,6 +73,7 @@ use self::stream::StreamPort;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
 use self::vhost::VhostPort;
+use self::xdp::XdpPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
 use crate::config::Origin;
@@ -205,6 +207,7 @@ enum Attach {
     VhostUser(Box<VhostPort>),
     Stream(Box<StreamPort>),
     Tap(TapQueues),
+    Xdp(Box<XdpPort>),
     Xen(Box<XenPort>),
     Null,
 }
@@ -227,6 +230,8 @@ enum Event {
     LocalGuest(Hypervisor),
     /// The listener of a port that is being added, not read yet.
     Prepared(String),
+    /// The interface of a port with AF_XDP sockets went down, or was removed.
+    Link(String),
     /// Changes of bridges in a network namespace.
     Neighbours(Option<String>),
 }
@@ -481,6 +486,7 @@ impl System {
             }
             Kind::Tap(conf) => self.add_tap(spec, conf, id, leaving)?,
             Kind::AfPacket(conf) => self.add_af_packet(spec, conf, id)?,
+            Kind::AfXdp(conf) => self.add_af_xdp(spec, conf, id, leaving)?,
             Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
             Kind::Null => Prepared::new(setup::add_null(spec, id)),
         };
@@ -531,6 +537,7 @@ impl System {
             for served in served {
                 self.pool.serve(served);
             }
+            self.watch_xdp(&name);
             self.follow(id);
             added.push((name, client));
         }
@@ -542,14 +549,6 @@ impl System {
         }
         self.refresh_mirrors();
         self.refresh_evpn();
-    }
-
-    /// Has the descriptor of one event cause another.
-    fn rename_event(&mut self, old: &Event, new: &Event) {
-        let suspended = self.suspended.iter_mut().map(|(_, what)| what);
-        for what in self.tokens.values_mut().chain(suspended).filter(|what| *what == old) {
-            *what = new.clone();
-        }
     }
 
     fn publish_table(&mut self) {
@@ -598,6 +597,7 @@ impl System {
                     self.pool.drop_queue(token(id, queue, false));
                 }
             }
+            Attach::Xdp(xdp) => self.del_xdp(name, &xdp, id),
             Attach::Xen(port) => self.del_xen(name, *port, leaving),
             Attach::Null => {}
         }
@@ -698,6 +698,7 @@ impl System {
             Event::Xenstore(of) => self.read_xenstore(&of),
             Event::XenControl(name) => self.serve_control(&name),
             Event::LocalGuest(of) => self.read_local(&of),
+            Event::Link(name) => self.check_xdp(&name),
             // Renamed before the next event is read.
             Event::Prepared(_) => {}
             // Read at the end of each round.
@@ -748,7 +749,7 @@ impl System {
                 self.end_stream(&name, &fault.to_string());
                 continue;
             }
-            if matches!(state.attach, Attach::Tap(_)) {
+            if matches!(state.attach, Attach::Tap(_) | Attach::Xdp(_)) {
                 let name = state.spec.name.clone();
                 self.fail_interface(&name, &fault.to_string());
                 continue;

@@ -2,6 +2,7 @@
 //! the ports.
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -12,6 +13,7 @@ use api::{PerQueue, PortError, PortText};
 use os::{Group, Permissions as SocketPermissions};
 use switch::account::{Account, NAMES};
 use switch::poll::Policy;
+use uplink::{XdpMode, XdpOptions};
 use vhost_user::backend::Permissions;
 use vhost_user::feature;
 use xen_netif::back::{self, Offer, VifId};
@@ -117,6 +119,8 @@ pub enum Kind {
     Tap(Tap),
     /// Packet sockets on an interface.
     AfPacket(AfPacket),
+    /// AF_XDP sockets on an interface.
+    AfXdp(XdpOptions),
     /// A Xen guest's vif.
     Xen(Xen),
     /// Accepts and drops all frames.
@@ -336,6 +340,17 @@ fn kind(text: &PortText) -> Kind {
             let (ifname, netns) = (text.arg.clone(), text.text("netns"));
             Kind::AfPacket(AfPacket { ifname, netns, queues })
         }
+        port::Kind::AfXdp => Kind::AfXdp(XdpOptions {
+            name: text.arg.clone(),
+            netns: text.text("netns"),
+            queues: NonZeroU16::new(queues).unwrap_or(NonZeroU16::MIN),
+            mode: match text.word("mode") {
+                Some("copy") => XdpMode::Copy,
+                Some("zero-copy") => XdpMode::ZeroCopy,
+                _ => XdpMode::Auto,
+            },
+            map: text.text("map").map(Into::into),
+        }),
         port::Kind::Xen | port::Kind::XenLocal => {
             let mut without = text.names("without");
             if text.word("smart-poll") != Some("on") {
@@ -363,6 +378,7 @@ impl Kind {
             Self::Passt(_) => port::Kind::Passt,
             Self::Tap(_) => port::Kind::Tap,
             Self::AfPacket(_) => port::Kind::AfPacket,
+            Self::AfXdp(_) => port::Kind::AfXdp,
             Self::Xen(Xen { at: XenAt::Local(_), .. }) => port::Kind::XenLocal,
             Self::Xen(_) => port::Kind::Xen,
             Self::Null => port::Kind::Null,
@@ -395,6 +411,7 @@ impl fmt::Display for Kind {
             Self::Passt(_) => f.write_str("passt"),
             Self::Tap(port) => write!(f, "tap:{}", port.ifname),
             Self::AfPacket(port) => write!(f, "af-packet:{}", port.ifname),
+            Self::AfXdp(port) => write!(f, "af-xdp:{}", port.name),
             Self::Xen(Xen { at: XenAt::Vif(id), .. }) => write!(f, "xen:{id}"),
             Self::Xen(Xen { at: XenAt::Auto, .. }) => f.write_str("xen:auto"),
             Self::Xen(Xen { at: XenAt::Local(dir), .. }) => {

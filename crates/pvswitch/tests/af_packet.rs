@@ -2,92 +2,15 @@
 //! a veth.
 
 mod common;
+#[path = "common/wires.rs"]
+mod wires;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use common::{Dir, Switch, pvswitch, upgrade, wait_for};
 use serde_json::Value;
-
-/// Namespaces `a` and `b` with a veth each, `v1`, whose other ends `va` and `vb` are in `mid`.
-struct Wires {
-    mid: String,
-    a: String,
-    b: String,
-}
-
-fn ip(args: &str) -> bool {
-    Command::new("ip").args(args.split(' ')).output().is_ok_and(|out| out.status.success())
-}
-
-impl Wires {
-    /// `None`: this machine does not permit namespaces.
-    fn new() -> Option<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = |end: &str| format!("pvs-afp-{}-{n}-{end}", std::process::id());
-        let all = Self { mid: name("mid"), a: name("a"), b: name("b") };
-        if ![&all.mid, &all.a, &all.b].iter().all(|netns| ip(&format!("netns add {netns}"))) {
-            println!("skipped: no network namespaces here");
-            return None;
-        }
-        for (netns, side, host) in [(&all.a, "va", 1), (&all.b, "vb", 2)] {
-            let do_it = |args: &str| assert!(ip(args), "ip {args}");
-            do_it(&format!("-n {} link add {side} type veth peer name v1 netns {netns}", all.mid));
-            do_it(&format!("-n {} link set {side} up", all.mid));
-            do_it(&format!("-n {netns} link set v1 address 02:00:00:00:00:0{host} up"));
-            do_it(&format!("-n {netns} addr add 10.8.0.{host}/24 dev v1"));
-        }
-        Some(all)
-    }
-
-    /// Ports `a` and `b` at the ends of the wires.
-    fn ports(&self, options: &str) -> [String; 2] {
-        ["a", "b"].map(|port| format!("{port}=af-packet:v{port},netns={}{options}", self.mid))
-    }
-}
-
-impl Drop for Wires {
-    fn drop(&mut self) {
-        for netns in [&self.mid, &self.a, &self.b] {
-            ip(&format!("netns del {netns}"));
-        }
-    }
-}
-
-fn within<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> T {
-    uplink::in_netns(netns, work).unwrap()
-}
-
-/// Bytes that no other position has.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
-}
-
-/// A TCP connection from `a` to `b`.
-fn connection(wires: &Wires) -> (TcpStream, TcpStream) {
-    let listener = within(&wires.b, || TcpListener::bind("10.8.0.2:5000").unwrap());
-    let client = within(&wires.a, || TcpStream::connect("10.8.0.2:5000").unwrap());
-    let (server, _) = listener.accept().unwrap();
-    for end in [&client, &server] {
-        end.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    }
-    (client, server)
-}
-
-/// Sends through the connection and checks what arrives.
-fn transfer(from: &mut TcpStream, to: &mut TcpStream, len: usize) {
-    let sent = pattern(len);
-    std::thread::scope(|scope| {
-        scope.spawn(|| from.write_all(&sent).unwrap());
-        let mut got = vec![0; len];
-        to.read_exact(&mut got).unwrap();
-        assert!(got == sent);
-    });
-}
+use wires::{Wires, connection, ip, transfer, within};
 
 /// Bytes of a port's frames, and their number, of all queues.
 fn received(switch: &Switch, port: &str) -> (u64, u64) {
@@ -103,7 +26,7 @@ fn tcp_between_two_kernels_passes_in_long_frames_and_over_an_upgrade() {
     for options in ["", ",queues=2"] {
         let Some(wires) = Wires::new() else { return };
         let dir = Dir::new();
-        let switch = Switch::start(&dir, &[], &wires.ports(options));
+        let switch = Switch::start(&dir, &[], &wires.ports("af-packet", options));
         let (mut client, mut server) = connection(&wires);
         transfer(&mut client, &mut server, 32 << 20);
         transfer(&mut server, &mut client, 1 << 20);
@@ -127,7 +50,7 @@ fn state(switch: &Switch, port: &str) -> [Value; 2] {
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = Wires::new() else { return };
     let dir = Dir::new();
-    let switch = Switch::start(&dir, &[], &wires.ports(""));
+    let switch = Switch::start(&dir, &[], &wires.ports("af-packet", ""));
     let (mut client, mut server) = connection(&wires);
     transfer(&mut client, &mut server, 1000);
     let mut next = Vec::new();
@@ -155,7 +78,7 @@ fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
 fn frames_that_the_switch_does_not_take_are_counted() {
     let Some(wires) = Wires::new() else { return };
     let dir = Dir::new();
-    let switch = Switch::start(&dir, &[], &wires.ports(""));
+    let switch = Switch::start(&dir, &[], &wires.ports("af-packet", ""));
     wait_for("the drain", || switch.json(&["drain", "a"])["drain"] == "drained");
     assert!(ip(&format!("-n {} neigh add 10.8.0.9 lladdr 02:00:00:00:00:09 dev v1", wires.a)));
     let socket = within(&wires.a, || UdpSocket::bind("10.8.0.1:0").unwrap());
@@ -171,7 +94,7 @@ fn frames_that_the_switch_does_not_take_are_counted() {
 #[test]
 fn interfaces_that_cannot_be_used_are_errors_with_a_remedy() {
     let Some(wires) = Wires::new() else { return };
-    let [a, _] = wires.ports("");
+    let [a, _] = wires.ports("af-packet", "");
     let fails = |command: &mut Command, want: &str| {
         let out = command.output().unwrap();
         let error = String::from_utf8(out.stderr).unwrap();

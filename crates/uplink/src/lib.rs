@@ -5,6 +5,8 @@
 //! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
+//! * [`Xdp`] opens AF_XDP sockets on an interface; [`XdpIngress`] and [`XdpEgress`] make a switch
+//!   port of a queue.
 //! * [`StreamIngress`] and [`StreamEgress`]: a stream socket in QEMU's framing ([`Inbox`]).
 //! * [`DgramIngress`] and [`DgramEgress`]: datagram sockets, one frame a datagram.
 //! * [`evpn`] announces addresses in a Linux bridge, for BGP EVPN.
@@ -29,6 +31,7 @@ mod pcap;
 mod stream;
 mod sys;
 mod tap;
+mod xdp;
 
 pub use dgram::{DgramEgress, DgramIngress};
 pub use egress::TapEgress;
@@ -46,6 +49,9 @@ pub use stream::{End, Socket, StreamEgress, StreamIngress};
 pub use sys::{Io, ReadBatch, WriteBatch};
 pub use tap::{Create, InheritedTap, Tap, TapError, TapOptions};
 pub use tap::{adopt, check_permission, inherit, open, request_offloads, set_carrier, set_mtu};
+pub use xdp::{
+    Xdp, XdpEgress, XdpError, XdpHanded, XdpIngress, XdpMode, XdpOptions, XdpShape, pin_xdp,
+};
 
 /// Length of the virtio-net header before each frame on a TAP queue, in bytes (virtio 1.3, with
 /// `num_buffers`, which a TAP ignores).

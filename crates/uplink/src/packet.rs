@@ -82,7 +82,7 @@ fn open_here(options: &PacketOptions) -> Result<Vec<Arc<OwnedFd>>, TapError> {
         };
         sys::set_up(socket.as_fd(), RECEIVE_BYTES, SEND_BYTES)
             .map_err(|error| os("set up a packet socket on interface", error))?;
-        let is_ethernet = sys::bind(socket.as_fd(), index);
+        let is_ethernet = sys::bind(socket.as_fd(), index, libc::ETH_P_ALL as u16);
         if !is_ethernet.map_err(|error| os("bind a packet socket to interface", error))? {
             return Err(TapError::NotEthernet { name: name.clone() });
         }

@@ -89,7 +89,7 @@ fn port() -> impl Strategy<Value = PortText> {
     kind.prop_flat_map(|kind| {
         let arg = match kind.kind {
             Kind::VhostUser | Kind::Stream | Kind::Dgram | Kind::XenLocal => "/[ -~é]{1,40}",
-            Kind::Tap | Kind::AfPacket => "[!-~]{1,15}",
+            Kind::Tap | Kind::AfPacket | Kind::AfXdp => "[!-~]{1,15}",
             Kind::Xen => "(auto|[0-9]{1,4}/[0-9]{1,4})",
             Kind::Passt | Kind::Null => "",
         };

@@ -264,7 +264,8 @@ fn included_files_hold_ports_and_static_addresses() {
     let want = [
         "x.d/30-c.toml:1:7: port 'a' exists already, at x.d/20-a.toml:1:7",
         "x.d/30-c.toml:6:6: port 'n': unknown kind `nul`, expected one of `vhost-user`, `stream`, \
-         `dgram`, `passt`, `tap`, `af-packet`, `xen`, `xen-local`, `null` (did you mean `null`?)",
+         `dgram`, `passt`, `tap`, `af-packet`, `af-xdp`, `xen`, `xen-local`, `null` (did you \
+         mean `null`?)",
         "x.d/40-d.toml:1:1: `workers` is a setting of the switch: write it in x.toml; an included \
          file has [port.NAME] and [static] only",
         "x.d/40-d.toml:2:1: `include` is a setting of the switch: write it in x.toml; an included \

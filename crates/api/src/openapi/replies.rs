@@ -184,6 +184,17 @@ fn port() -> Value {
             ("offloads", text(), "tap: for display"),
             ("evpn", maybe(evpn()), "tap: with `evpn=`"),
             (
+                "xdp",
+                object(
+                    vec![
+                        ("zero_copy", flag(), "whether frames are not copied by the kernel"),
+                        ("generic", flag(), "whether the switch's program runs behind the driver"),
+                    ],
+                    vec![],
+                ),
+                "af-xdp: how frames pass",
+            ),
+            (
                 "wired_to",
                 maybe(text()),
                 "with `tap=vif`: the port of the vif or of its TAP, with which it exchanges all \

@@ -20,6 +20,8 @@ pub enum Kind {
     Tap,
     /// Any interface of the host, by packet sockets.
     AfPacket,
+    /// Queues of an interface of the host, by AF_XDP sockets.
+    AfXdp,
     /// A Xen guest's vif, or all of them.
     Xen,
     /// A vif without Xen.
@@ -46,7 +48,7 @@ pub struct KindEntry {
 }
 
 /// All kinds.
-pub const KINDS: [KindEntry; 9] = [
+pub const KINDS: [KindEntry; 10] = [
     KindEntry {
         kind: Kind::VhostUser,
         name: "vhost-user",
@@ -101,6 +103,15 @@ pub const KINDS: [KindEntry; 9] = [
                sends",
     },
     KindEntry {
+        kind: Kind::AfXdp,
+        name: "af-xdp",
+        args: &["IFNAME"],
+        file: "interface",
+        check: interface_name,
+        help: "queues of an existing Ethernet interface of the host, whose frames do not reach the \
+               kernel's stack",
+    },
+    KindEntry {
         kind: Kind::Xen,
         name: "xen",
         args: &["DOMID/DEVID", "auto"],
@@ -127,7 +138,7 @@ pub const KINDS: [KindEntry; 9] = [
 ];
 
 /// Kinds of later versions, for the error message.
-pub const KINDS_LATER: [&str; 2] = ["af-xdp", "pcap"];
+pub const KINDS_LATER: [&str; 1] = ["pcap"];
 
 impl Kind {
     /// Its entry.
@@ -151,6 +162,7 @@ pub fn common() -> impl Iterator<Item = &'static Entry> + Clone {
 const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
 const AF_PACKET: &[Kind] = &[Kind::AfPacket];
+const AF_XDP: &[Kind] = &[Kind::AfXdp];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 /// Words of `tap=`.
 const VIF_TAP: Type = Type::Choice(&[
@@ -343,6 +355,28 @@ pub const TABLE: &[Entry] = &[
     Entry::new("queues", QUEUES, "1", "sockets on the interface, 1 to 16")
         .of(AF_PACKET)
         .more("; the kernel sends all frames of a flow to the same"),
+    Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
+        .of(AF_XDP),
+    Entry::new("queues", QUEUES, "1", "queues of the interface to use, from the first, 1 to 16")
+        .of(AF_XDP)
+        .more("; frames of its other queues go to the host"),
+    Entry::new(
+        "mode",
+        Type::Choice(&[
+            Choice::word("auto", "without a copy if the driver offers that"),
+            Choice::word("copy", "with a copy"),
+            Choice::word("zero-copy", "without one, or not at all"),
+        ]),
+        "auto",
+        "whether frames are copied between the driver and the switch",
+    )
+    .of(AF_XDP),
+    Entry::new("map", Type::Text("PATH"), "none", "pinned XSKMAP of an attached XDP program")
+        .of(AF_XDP)
+        .more(
+            "; without it the switch attaches a program of its own, which needs CAP_BPF and \
+             CAP_NET_ADMIN ([uplinks](uplinks.md#af_xdp))",
+        ),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new(
         "persist",

@@ -67,7 +67,9 @@ impl Address {
                     carries: Carries::Stream,
                 });
             }
-            Kind::Tap(_) | Kind::AfPacket(_) | Kind::Xen(_) | Kind::Null => return None,
+            Kind::Tap(_) | Kind::AfPacket(_) | Kind::AfXdp(_) | Kind::Xen(_) | Kind::Null => {
+                return None;
+            }
         };
         let (own, peer) = match role {
             Role::Server => (Some(socket.clone()), Peer::Connects),
@@ -133,7 +135,7 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => Some(&vhost.end),
             Self::Stream(stream) => Some(&stream.end),
-            Self::Tap(_) | Self::Xen(_) | Self::Null => None,
+            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
         }
     }
 
@@ -141,7 +143,7 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => Some(&mut vhost.end),
             Self::Stream(stream) => Some(&mut stream.end),
-            Self::Tap(_) | Self::Xen(_) | Self::Null => None,
+            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
         }
     }
 
@@ -155,12 +157,20 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => vhost.connection.is_some(),
             Self::Stream(stream) => stream.connection.is_some(),
-            Self::Tap(_) | Self::Xen(_) | Self::Null => false,
+            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => false,
         }
     }
 }
 
 impl System {
+    /// Has the descriptor of one event cause another.
+    fn rename_event(&mut self, old: &Event, new: &Event) {
+        let suspended = self.suspended.iter_mut().map(|(_, what)| what);
+        for what in self.tokens.values_mut().chain(suspended).filter(|what| *what == old) {
+            *what = new.clone();
+        }
+    }
+
     /// Makes the socket of a new port. It does not listen if it connects, or gets the listener of a
     /// port that is being removed.
     pub(super) fn make_endpoint(

@@ -43,6 +43,14 @@ pub enum RunError {
         /// Why.
         error: uplink::TapError,
     },
+    /// AF_XDP sockets cannot be opened.
+    #[error("port '{name}': {error}")]
+    Xdp {
+        /// The port.
+        name: String,
+        /// Why.
+        error: uplink::XdpError,
+    },
     /// The hypervisor or its replacement is not available.
     #[error("port '{name}': {error}")]
     Xen {
@@ -98,7 +106,9 @@ impl RunError {
             Self::NoQueue(_) => (404, Some("path.queue"), "GET /v1/ports/{name} says how many"),
             Self::OwnSocket { .. } => (409, Some("body.socket"), "use another path"),
             Self::Socket(_) => (422, Some("body.socket"), "use another path"),
-            Self::Tap { .. } => (422, Some("body.interface"), "use another interface"),
+            Self::Tap { .. } | Self::Xdp { .. } => {
+                (422, Some("body.interface"), "use another interface")
+            }
             Self::Xen { .. } => (422, Some("body"), "use a vif that exists"),
             Self::TooManyPorts(_) => (409, Some("path.name"), "remove a port first"),
             Self::Conflict(_) => (409, None, "resolve the conflict named in the text first"),

@@ -21,6 +21,7 @@ use xen_netif::back::RingPositions;
 use super::keep::StoreState;
 use super::stream::StreamHanded;
 use super::vifs::XenOffer;
+use super::xdp::{XdpOffer, XdpQueueHanded};
 
 /// Version of all messages; a program takes over from the same version only.
 pub(super) const VERSION: u32 = 3;
@@ -80,6 +81,9 @@ pub(super) struct PortOffer {
     /// The connection of a stream port.
     #[serde(default)]
     pub(super) stream: Option<u32>,
+    /// AF_XDP sockets.
+    #[serde(default)]
+    pub(super) xdp: Option<XdpOffer>,
     /// A vif.
     pub(super) xen: Option<XenOffer>,
     pub(super) faults: u64,
@@ -131,6 +135,9 @@ pub(super) struct PortHanded {
     /// Bytes of a stream port's connection.
     #[serde(default)]
     pub(super) stream: StreamHanded,
+    /// Queues of AF_XDP sockets.
+    #[serde(default)]
+    pub(super) xdp: Vec<XdpQueueHanded>,
 }
 
 pub(super) type Counters = Vec<(String, u64)>;

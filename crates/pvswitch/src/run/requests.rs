@@ -68,7 +68,7 @@ impl System {
             Request::Ports => Ok(json!({ "ports": self.show_ports() })),
             Request::Port { name } => Ok(self.show_port(self.port(name)?)),
             Request::PortStats { name } => {
-                self.count_packet_losses();
+                self.count_losses();
                 Ok(port_stats(self.port(name)?))
             }
             Request::AddPort { name, port } => self.add_new(name, port),

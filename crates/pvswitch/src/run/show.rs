@@ -132,6 +132,7 @@ impl System {
                 value["offloads"] = format!("{:?}", tap.offloads).into();
                 value["evpn"] = self.show_evpn(state).into();
             }
+            Attach::Xdp(xdp) => value["xdp"] = xdp.show(),
             Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
             Attach::Null => {}
         }
@@ -139,7 +140,7 @@ impl System {
     }
 
     pub(super) fn stats(&self) -> Value {
-        self.count_packet_losses();
+        self.count_losses();
         json!({
             "uptime_ns": self.clock().now().ns(),
             "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),

@@ -16,6 +16,7 @@ use switch::port::QueueId;
 use switch::stats::IngressStats;
 use switch::time::Ns;
 use switch::vnet::VnetHdr;
+use uplink::{XdpHanded, XdpShape};
 use vhost_user::backend::{Backend, Descriptors, ImportError};
 use vhost_user::connection::{Connection, ConnectionState};
 
@@ -80,6 +81,8 @@ pub(super) struct Inherited {
     pub(super) listeners: BTreeMap<String, Listener>,
     /// Queues of TAPs, and whether the switch created them, by name of the port.
     pub(super) taps: BTreeMap<String, (Vec<OwnedFd>, bool)>,
+    /// AF_XDP sockets by name of the port.
+    pub(super) xdp: BTreeMap<String, (XdpHanded<OwnedFd>, XdpShape)>,
     /// Vifs by name of the port.
     pub(super) xen: BTreeMap<String, XenInherited>,
     /// The store of a switch that is kept, and the keeper's socket.
@@ -202,6 +205,9 @@ impl Takeover {
             if let Some((queues, created)) = &port.tap {
                 let queues = queues.iter().map(|at| fds.take(*at)).collect::<Result<_, _>>()?;
                 all.taps.insert(port.name.clone(), (queues, *created));
+            }
+            if let Some(offer) = &port.xdp {
+                all.xdp.insert(port.name.clone(), offer.take(fds)?);
             }
             if let Some(offer) = &port.xen {
                 all.xen.insert(port.name.clone(), offer.take(fds)?);
@@ -508,6 +514,7 @@ impl System {
         let unsent: Vec<Vec<(VnetHdr, Vec<u8>)>> = unsent.collect();
         match self.ports.get(name).map(|state| &state.attach) {
             Some(Attach::Tap(tap)) => tap.restore_unsent(&unsent),
+            Some(Attach::Xdp(xdp)) => xdp.resume(&handed.xdp),
             Some(Attach::Stream(stream)) => {
                 let frames = unsent.into_iter().flatten().map(|(_, frame)| frame);
                 stream.restore_unsent(&frames.collect::<Vec<_>>());

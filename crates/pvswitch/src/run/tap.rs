@@ -1,12 +1,14 @@
-//! Ports on interfaces of the host: TAPs, and packet sockets.
+//! Ports on interfaces of the host: TAPs, and packet sockets. With AF_XDP sockets (`xdp.rs`) they
+//! have in common what happens when an interface goes down.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::event::Event;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port, Source};
+use switch::port;
 use switch::schedule::token;
 use uplink::PacketLink;
 use vhost_user::device::KickFd;
@@ -19,11 +21,11 @@ use crate::tap::{TapPort, TapQueues};
 use crate::worker::Served;
 
 /// Why the port of an interface that was removed is down.
-const REMOVED: &str = "the interface was removed";
-const DOWN: &str = "the interface is down";
+pub(super) const REMOVED: &str = "the interface was removed";
+pub(super) const DOWN: &str = "the interface is down";
 const TAP_REMOVED: &str = "the TAP interface was removed";
 /// Time between checks whether an interface is up again.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl System {
     pub(super) fn add_tap(
@@ -97,11 +99,12 @@ impl System {
         let Some(state) = self.ports.get_mut(name).filter(|state| state.failure.is_none()) else {
             return;
         };
-        let Attach::Tap(queues) = &mut state.attach else { return };
-        let link = if queues.is_packet { queues.link() } else { PacketLink::Removed };
-        let why = if queues.is_packet && link == PacketLink::Removed { REMOVED } else { why };
+        let link = state.attach.link();
+        let why = if link == Some(PacketLink::Removed) { REMOVED } else { why };
+        let link = link.unwrap_or(PacketLink::Removed);
+        let Some(check_at) = state.attach.check_at() else { return };
         if link != PacketLink::Removed {
-            queues.check_at = Some(Instant::now() + CHECK_INTERVAL);
+            *check_at = Some(Instant::now() + CHECK_INTERVAL);
             tracing::warn!(port = name, "down: {why}: set it up (ip link set IFNAME up)");
         } else {
             let remedy = match &state.wired {
@@ -110,7 +113,7 @@ impl System {
             };
             tracing::error!(port = name, "down: {why}: {remedy}");
         }
-        let all = queues.fds.len() as u16;
+        let all = state.ingress.len() as u16;
         state.failure = Some(why.into());
         // To set an interface down is an operator's decision.
         state.faults += u64::from(link == PacketLink::Removed);
@@ -126,24 +129,31 @@ impl System {
 
     /// When to check interfaces that are down.
     pub(super) fn links_due(&self) -> Option<Instant> {
-        let taps = self.ports.values().filter_map(|state| match &state.attach {
+        let of = |state: &PortState| match &state.attach {
             Attach::Tap(tap) => tap.check_at,
+            Attach::Xdp(xdp) => xdp.check_at,
             _ => None,
-        });
-        taps.min()
+        };
+        self.ports.values().filter_map(of).min()
     }
 
     /// Serves ports again whose interface is up again.
     pub(super) fn check_links(&mut self) {
         let now = Instant::now();
         for (name, state) in &mut self.ports {
-            let Attach::Tap(queues) = &mut state.attach else { continue };
-            if queues.check_at.take_if(|at| *at <= now).is_none() {
+            let Some(check_at) = state.attach.check_at() else { continue };
+            if check_at.take_if(|at| *at <= now).is_none() {
                 continue;
             }
-            match queues.link() {
-                PacketLink::Down => queues.check_at = Some(now + CHECK_INTERVAL),
-                PacketLink::Removed => {
+            match state.attach.link() {
+                Some(PacketLink::Down) => {
+                    state
+                        .attach
+                        .check_at()
+                        .into_iter()
+                        .for_each(|at| *at = Some(now + CHECK_INTERVAL));
+                }
+                None | Some(PacketLink::Removed) => {
                     tracing::error!(
                         port = name,
                         "{REMOVED}: make it again, then remove and add the port (ctl del-port, \
@@ -151,39 +161,82 @@ impl System {
                     );
                     state.failure = Some(REMOVED.into());
                 }
-                PacketLink::Up => {
+                Some(PacketLink::Up) => {
                     tracing::info!(port = name, "its interface is up again");
-                    queues.fds.iter().for_each(|fd| uplink::clear_packet_error(fd.as_fd()));
+                    state.attach.clear_link_error();
                     state.failure = None;
-                    serve_all(&self.pool, &state.port, &state.ingress, queues);
-                    state.port.set_active(queues.fds.len() as u16);
+                    serve_all(&self.pool, &state.port, &state.ingress, &state.attach);
+                    state.port.set_active(state.ingress.len() as u16);
                 }
             }
         }
     }
 
     /// Counts frames that the kernel dropped since the last call, because sockets were full.
-    pub(super) fn count_packet_losses(&self) {
+    pub(super) fn count_losses(&self) {
         for state in self.ports.values() {
-            if let Attach::Tap(queues) = &state.attach
-                && queues.is_packet
-            {
-                for (fd, ingress) in queues.fds.iter().zip(&state.ingress) {
-                    ingress.stats.drops_not_read.add(uplink::packet_losses(fd.as_fd()));
+            match &state.attach {
+                Attach::Tap(queues) if queues.is_packet => {
+                    for (fd, ingress) in queues.fds.iter().zip(&state.ingress) {
+                        ingress.stats.drops_not_read.add(uplink::packet_losses(fd.as_fd()));
+                    }
                 }
+                Attach::Xdp(xdp) => xdp.count_losses(&state.ingress),
+                _ => {}
             }
         }
     }
 }
 
+impl Attach {
+    /// State of an interface that may come back after it was down; `None`: there is none.
+    fn link(&self) -> Option<PacketLink> {
+        match self {
+            Self::Tap(queues) if queues.is_packet => Some(queues.link()),
+            Self::Xdp(xdp) => Some(xdp.link()),
+            _ => None,
+        }
+    }
+
+    /// When to check whether the interface is up again; `None`: there is none.
+    fn check_at(&mut self) -> Option<&mut Option<Instant>> {
+        match self {
+            Self::Tap(queues) => Some(&mut queues.check_at),
+            Self::Xdp(xdp) => Some(&mut xdp.check_at),
+            _ => None,
+        }
+    }
+
+    /// Takes the errors of sockets whose interface was down.
+    fn clear_link_error(&self) {
+        match self {
+            Self::Tap(queues) => {
+                queues.fds.iter().for_each(|fd| uplink::clear_packet_error(fd.as_fd()));
+            }
+            Self::Xdp(xdp) => xdp.clear_link_error(),
+            _ => {}
+        }
+    }
+
+    /// An ingress queue of an interface, and its kicks.
+    fn source(&self, queue: usize) -> Option<(Arc<Mutex<dyn port::Ingress>>, KickFd)> {
+        match self {
+            Self::Tap(queues) => {
+                Some((Arc::clone(queues.ingress(queue)) as _, Arc::clone(&queues.fds[queue]) as _))
+            }
+            Self::Xdp(xdp) => Some(xdp.source(queue)),
+            _ => None,
+        }
+    }
+}
+
 /// Has workers serve all queues of an interface.
-fn serve_all(pool: &Pool, port: &Port, ingress: &[Ingress], queues: &TapQueues) {
+fn serve_all(pool: &Pool, port: &Port, ingress: &[Ingress], attach: &Attach) {
     for (queue, known) in ingress.iter().enumerate() {
+        let Some((ingress, kick)) = attach.source(queue) else { continue };
         let (stats, tuning) = (Arc::clone(&known.stats), Arc::clone(&known.tuning));
         let source = Source::new(port.id, queue as u16, stats, tuning);
         let token = token(port.id, queue as u16, false);
-        let kick = Some(Arc::clone(&queues.fds[queue]) as KickFd);
-        let ingress = Arc::clone(queues.ingress(queue));
-        pool.serve(Served { token, source, ingress, kick, notifies: true });
+        pool.serve(Served { token, source, ingress, kick: Some(kick), notifies: true });
     }
 }

@@ -264,6 +264,10 @@ impl System {
                 _ => None,
             };
             let positions = positions.map(|c| c.backend_mut().positions()).unwrap_or_default();
+            let xdp = match &state.attach {
+                Attach::Xdp(xdp) => xdp.handed(),
+                _ => Vec::new(),
+            };
             let vif = match &state.attach {
                 Attach::Xen(port) => xen::positions(buses, port),
                 _ => None,
@@ -272,7 +276,7 @@ impl System {
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
             let name = state.spec.name.clone();
-            PortHanded { name, positions, vif, ingress, egress, held, unsent, stream }
+            PortHanded { name, positions, vif, ingress, egress, held, unsent, stream, xdp }
         });
         let ports = ports.collect();
         Handed { stopped_ns, ports, addresses }
@@ -315,6 +319,8 @@ pub(super) fn port_offer<'a>(
             offer.tap = Some((queues.collect(), tap.created));
             offer.wired.clone_from(&state.wired);
         }
+        // After a kill nobody knows which chunks are free: they are opened anew.
+        Attach::Xdp(xdp) => offer.xdp = parts.then(|| xdp.offer(fds)),
         Attach::Xen(port) => offer.xen = xen::offer(buses, port, fds),
         Attach::Null => {}
     }

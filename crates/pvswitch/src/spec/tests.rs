@@ -148,7 +148,9 @@ fn errors_say_what_is_wrong_and_what_to_do() {
     assert!(error(&format!("a=vhost-user:/{}", "x".repeat(107))).contains("108 bytes long"));
     let other = error("a=null,netns=blue");
     assert!(
-        other.contains("option 'netns' is not one of kind null but of tap, af-packet; known: "),
+        other.contains(
+            "option 'netns' is not one of kind null but of tap, af-packet, af-xdp; known: "
+        ),
         "{other}"
     );
     let others = error("a=tap:t0,without=CSUM");

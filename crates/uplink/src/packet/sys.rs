@@ -220,12 +220,13 @@ pub(crate) fn index(socket: BorrowedFd<'_>, name: &str) -> io::Result<Option<i32
     }
 }
 
-/// Receives frames of an interface from now on. Returns whether these are Ethernet's.
-pub(crate) fn bind(socket: BorrowedFd<'_>, index: i32) -> io::Result<bool> {
+/// Receives frames of an interface and of a protocol (`ETH_P_ALL`: any) from now on. Returns
+/// whether these are Ethernet's.
+pub(crate) fn bind(socket: BorrowedFd<'_>, index: i32, protocol: u16) -> io::Result<bool> {
     // SAFETY: all-zero is a valid address, of no interface.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_protocol = protocol.to_be();
     address.sll_ifindex = index;
     let len = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the kernel reads `len` bytes of the address.

@@ -21,8 +21,12 @@ fn port() -> impl Strategy<Value = PortHanded> {
     let positions = proptest::collection::vec(any::<(u16, u32)>(), 0..4);
     let stream = any::<((usize, usize), (usize, usize), bool)>()
         .prop_map(|(unread, unsent, ended)| StreamHanded { unread, unsent, ended });
-    (positions, counters(), counters(), frames(), frames(), stream).prop_map(
-        |(positions, ingress, egress, held, unsent, stream)| PortHanded {
+    let free = proptest::collection::vec(any::<u32>(), 0..4);
+    let queue = (free, any::<u64>());
+    let queue = queue.prop_map(|(free, counted)| XdpQueueHanded { free, counted });
+    let xdp = proptest::collection::vec(queue, 0..3);
+    (positions, counters(), counters(), frames(), frames(), stream, xdp).prop_map(
+        |(positions, ingress, egress, held, unsent, stream, xdp)| PortHanded {
             name: "p".into(),
             positions,
             vif: None,
@@ -31,6 +35,7 @@ fn port() -> impl Strategy<Value = PortHanded> {
             held,
             unsent,
             stream,
+            xdp,
         },
     )
 }
