@@ -1,5 +1,7 @@
 //! The mirror against a model of the kernel's bridge and of FRR.
 
+mod fabric;
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
@@ -45,6 +47,7 @@ struct Kernel {
     refuses: i32,
     /// How many times each address was put on the TAP since another host had it.
     puts: BTreeMap<Key, u32>,
+    requests: usize,
 }
 
 impl Kernel {
@@ -60,6 +63,7 @@ impl Kernel {
             queue: VecDeque::new(),
             refuses: 0,
             puts: BTreeMap::new(),
+            requests: 0,
         }
     }
 
@@ -96,6 +100,7 @@ impl Kernel {
     }
 
     fn run(&mut self, seq: u32, request: &Request) {
+        self.requests += 1;
         let error = match request {
             Request::Dump(dump) => {
                 match dump {
