@@ -118,7 +118,8 @@ impl Switching {
             let weight = weight(random);
             // Frames of some guests are expensive to forward.
             let frame = Ns::new(match operators.is_flooded() {
-                true => random.within(3000..7000),
+                // Floods last for several periods of shares over all workers.
+                true => random.within(12_000..24_000),
                 false if expensive == Some(port) => random.within(15_000..30_000),
                 false if random.one_in(4) => random.within(0..500),
                 false => 20,

@@ -107,6 +107,7 @@ fn every_seed_is_safe_and_drains() {
     let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
     for (what, n) in done.into_iter().chain([
         ("moves by load", sum.by_load),
+        ("moves that level shares", sum.levelled),
         ("queues stopped while they moved", sum.refused),
         ("changes of the placement", sum.placements),
         ("restarts of queues", sum.restarts),
