@@ -239,8 +239,10 @@ impl Step {
         };
         command.args(words).envs(self.env.iter().copied()).current_dir(root).stdin(Stdio::null());
         if limited {
-            // Nothing is built a second time.
-            command.env("CARGO_INCREMENTAL", "0").process_group(0);
+            // Nothing is built a second time, and nobody looks at it with a debugger.
+            command.env("CARGO_INCREMENTAL", "0");
+            command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+            command.process_group(0);
         }
         command
     }
