@@ -8,9 +8,11 @@ mod wires;
 use std::net::UdpSocket;
 use std::process::Command;
 
-use common::{Dir, Switch, pvswitch, upgrade, wait_for};
-use serde_json::Value;
-use wires::{Wires, connection, ip, transfer, within};
+use common::{Dir, Switch, upgrade, wait_for};
+use wires::{
+    Wires, connection, fails, follows_its_interface, ip, refuses_bad_interfaces, run, transfer,
+    within,
+};
 
 /// Bytes of a port's frames, and their number, of all queues.
 fn received(switch: &Switch, port: &str) -> (u64, u64) {
@@ -41,37 +43,10 @@ fn tcp_between_two_kernels_passes_in_long_frames_and_over_an_upgrade() {
     }
 }
 
-fn state(switch: &Switch, port: &str) -> [Value; 2] {
-    let port = switch.port("show", port);
-    ["state", "last_error"].map(|key| port[key].clone())
-}
-
 #[test]
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = Wires::new() else { return };
-    let dir = Dir::new();
-    let switch = Switch::start(&dir, &[], &wires.ports("af-packet", ""));
-    let (mut client, mut server) = connection(&wires);
-    transfer(&mut client, &mut server, 1000);
-    let mut next = Vec::new();
-    for _ in 0..2 {
-        assert!(ip(&format!("-n {} link set va down", wires.mid)));
-        switch.wait_up("a", false);
-        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
-        next.push(upgrade(&switch));
-        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
-        assert!(ip(&format!("-n {} link set va up", wires.mid)));
-        switch.wait_up("a", true);
-        assert_eq!(state(&switch, "a"), ["up".into(), Value::Null]);
-        transfer(&mut client, &mut server, 1000);
-    }
-    assert_eq!(switch.port("show", "a")["faults"], 0);
-    assert!(ip(&format!("-n {} link del va", wires.mid)));
-    wait_for("its end", || state(&switch, "a")[1] == "the interface was removed");
-    let _next = upgrade(&switch);
-    assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface was removed")]);
-    assert!(switch.is_up("b"));
-    switch.shut_down(&dir);
+    follows_its_interface(&wires, "af-packet");
 }
 
 #[test]
@@ -94,24 +69,11 @@ fn frames_that_the_switch_does_not_take_are_counted() {
 #[test]
 fn interfaces_that_cannot_be_used_are_errors_with_a_remedy() {
     let Some(wires) = Wires::new() else { return };
-    let [a, _] = wires.ports("af-packet", "");
-    let fails = |command: &mut Command, want: &str| {
-        let out = command.output().unwrap();
-        let error = String::from_utf8(out.stderr).unwrap();
-        assert!(!out.status.success() && error.contains(want), "{error}");
-    };
-    let run = |port: &str| {
-        let mut command = pvswitch();
-        command.args(["run", "--quiet", "--port", port]);
-        command
-    };
-    fails(&mut run(&a.replace("va", "vx")), "interface `vx` does not exist: name one of `ip -n");
-    fails(&mut run("x=af-packet:lo"), "`lo` is not an Ethernet interface");
-    let twice = &["--port", &a, "--port", &a.replace("a=", "b=")];
-    fails(pvswitch().args(["run"]).args(twice), "is already used by port 'a'");
+    refuses_bad_interfaces(&wires, "af-packet");
+    let all = run("x=af-packet:lo");
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-net_raw", "--inh-caps", "-net_raw"]);
-    command.arg(pvswitch().get_program()).args(["run", "--quiet", "--port", "x=af-packet:lo"]);
+    command.arg(all.get_program()).args(all.get_args());
     if Command::new("setpriv").arg("--version").output().is_ok() {
         let want = "open a packet socket on interface `lo`: CAP_NET_RAW is required";
         fails(&mut command, want);

@@ -10,8 +10,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Dir, Switch, kill, pvswitch, upgrade, wait_for, wait_for_next};
-use serde_json::{Value, json};
-use wires::{Wires, connection, ip, transfer, within};
+use serde_json::json;
+use wires::{
+    Wires, connection, fails, follows_its_interface, ip, refuses_bad_interfaces, run, transfer,
+    within,
+};
 
 /// Wires whose kernels leave no checksum and no segmentation to the veth: AF_XDP has no offloads.
 fn wires() -> Option<Wires> {
@@ -26,11 +29,6 @@ fn wires() -> Option<Wires> {
         }
     }
     Some(wires)
-}
-
-fn state(switch: &Switch, port: &str) -> [Value; 2] {
-    let port = switch.port("show", port);
-    ["state", "last_error"].map(|key| port[key].clone())
 }
 
 #[test]
@@ -100,29 +98,7 @@ fn killed_switch_opens_its_sockets_anew() {
 #[test]
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = wires() else { return };
-    let dir = Dir::new();
-    let switch = Switch::start(&dir, &[], &wires.ports("af-xdp", ""));
-    let (mut client, mut server) = connection(&wires);
-    transfer(&mut client, &mut server, 1000);
-    let mut next = Vec::new();
-    for _ in 0..2 {
-        assert!(ip(&format!("-n {} link set va down", wires.mid)));
-        switch.wait_up("a", false);
-        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
-        next.push(upgrade(&switch));
-        assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface is down")]);
-        assert!(ip(&format!("-n {} link set va up", wires.mid)));
-        switch.wait_up("a", true);
-        assert_eq!(state(&switch, "a"), ["up".into(), Value::Null]);
-        transfer(&mut client, &mut server, 1000);
-    }
-    assert_eq!(switch.port("show", "a")["faults"], 0);
-    assert!(ip(&format!("-n {} link del va", wires.mid)));
-    wait_for("its end", || state(&switch, "a")[1] == "the interface was removed");
-    next.push(upgrade(&switch));
-    assert_eq!(state(&switch, "a"), ["down".into(), Value::from("the interface was removed")]);
-    assert!(switch.is_up("b"));
-    switch.shut_down(&dir);
+    follows_its_interface(&wires, "af-xdp");
 }
 
 #[test]
@@ -220,26 +196,13 @@ fn switch_without_the_right_to_load_programs_uses_a_pinned_map() {
 fn interfaces_that_cannot_be_used_are_errors_with_a_remedy() {
     let Some(wires) = wires() else { return };
     let [a, _] = wires.ports("af-xdp", "");
-    let fails = |command: &mut Command, want: &str| {
-        let out = command.output().unwrap();
-        let error = String::from_utf8(out.stderr).unwrap();
-        assert!(!out.status.success() && error.contains(want), "{error}");
-    };
-    let run = |port: &str| {
-        let mut command = pvswitch();
-        command.args(["run", "--quiet", "--port", port]);
-        command
-    };
-    fails(&mut run(&a.replace("va", "vx")), "interface `vx` does not exist: name one of `ip -n");
-    fails(&mut run("x=af-xdp:lo"), "`lo` is not an Ethernet interface");
+    refuses_bad_interfaces(&wires, "af-xdp");
     fails(
         &mut run(&format!("{a},queues=2")),
         "queues=2 is more than interface `va` has: set queues=1",
     );
     fails(&mut run(&format!("{a},mode=zero-copy")), "`va` has no zero-copy");
     fails(&mut run(&format!("{a},map=/nonexistent")), "map=/nonexistent: cannot open it");
-    let twice = &["--port", &a, "--port", &a.replace("a=", "b=")];
-    fails(pvswitch().args(["run"]).args(twice), "is already used by port 'a'");
     // With fewer rights. None of them may enter the namespace: `mid` is entered before.
     let without = |capabilities: &str, port: &str| {
         let mut command = Command::new("nsenter");

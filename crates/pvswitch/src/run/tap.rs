@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::event::Event;
 use switch::fdb::PortId;
-use switch::forward::{EgressQueue, Port, Source};
+use switch::forward::{EgressQueue, Source};
 use switch::port;
 use switch::schedule::token;
 use uplink::PacketLink;
@@ -15,7 +15,6 @@ use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
 use super::{Attach, Ingress, PortState, RunError, System};
-use crate::pool::Pool;
 use crate::spec::{AfPacket, Kind, PortSpec, Tap};
 use crate::tap::{TapPort, TapQueues};
 use crate::worker::Served;
@@ -147,11 +146,9 @@ impl System {
             }
             match state.attach.link() {
                 Some(PacketLink::Down) => {
-                    state
-                        .attach
-                        .check_at()
-                        .into_iter()
-                        .for_each(|at| *at = Some(now + CHECK_INTERVAL));
+                    if let Some(check_at) = state.attach.check_at() {
+                        *check_at = Some(now + CHECK_INTERVAL);
+                    }
                 }
                 None | Some(PacketLink::Removed) => {
                     tracing::error!(
@@ -165,7 +162,9 @@ impl System {
                     tracing::info!(port = name, "its interface is up again");
                     state.attach.clear_link_error();
                     state.failure = None;
-                    serve_all(&self.pool, &state.port, &state.ingress, &state.attach);
+                    for served in served(state.port.id, &state.ingress, &state.attach) {
+                        self.pool.serve(served);
+                    }
                     state.port.set_active(state.ingress.len() as u16);
                 }
             }
@@ -230,13 +229,14 @@ impl Attach {
     }
 }
 
-/// Has workers serve all queues of an interface.
-fn serve_all(pool: &Pool, port: &Port, ingress: &[Ingress], attach: &Attach) {
-    for (queue, known) in ingress.iter().enumerate() {
-        let Some((ingress, kick)) = attach.source(queue) else { continue };
+/// All queues of an interface, for workers to serve.
+pub(super) fn served(id: PortId, ingress: &[Ingress], attach: &Attach) -> Vec<Served> {
+    let served = |(queue, known): (u16, &Ingress)| {
+        let (ingress, kick) = attach.source(usize::from(queue))?;
         let (stats, tuning) = (Arc::clone(&known.stats), Arc::clone(&known.tuning));
-        let source = Source::new(port.id, queue as u16, stats, tuning);
-        let token = token(port.id, queue as u16, false);
-        pool.serve(Served { token, source, ingress, kick: Some(kick), notifies: true });
-    }
+        let source = Source::new(id, queue, stats, tuning);
+        let token = token(id, queue, false);
+        Some(Served { token, source, ingress, kick: Some(kick), notifies: true })
+    };
+    (0..).zip(ingress).filter_map(served).collect()
 }

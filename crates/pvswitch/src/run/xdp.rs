@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use switch::fdb::PortId;
-use switch::forward::{EgressQueue, Source};
+use switch::forward::EgressQueue;
 use switch::port;
 use switch::schedule::token;
 use switch::stats::{EgressStats, IngressStats};
@@ -20,10 +20,9 @@ use vhost_user::backend::{Descriptors, Exported, ImportError, export_fd};
 use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
-use super::tap::{CHECK_INTERVAL, DOWN, REMOVED};
+use super::tap::{self, CHECK_INTERVAL, DOWN, REMOVED};
 use super::{Attach, Event, Ingress, PortState, RunError, System};
 use crate::spec::{Kind, PortSpec};
-use crate::worker::Served;
 
 /// The sockets of a port, as the control thread keeps them.
 pub(super) struct XdpPort {
@@ -188,33 +187,21 @@ impl System {
         let counted = egress.iter().map(|_| Cell::new(0)).collect();
         let mut port = XdpPort { xdp, ingress, egress, is_adopted, counted, check_at: None };
         let made = Arc::new(self.make_port(id, &spec.name, queues));
-        let mut served = Vec::new();
         let failure = match port.link() {
+            PacketLink::Up => None,
             PacketLink::Removed => Some(REMOVED),
             PacketLink::Down => {
                 port.check_at = Some(Instant::now() + CHECK_INTERVAL);
                 Some(DOWN)
             }
-            PacketLink::Up => {
-                for (queue, known) in known.iter().enumerate() {
-                    let (stats, tuning) = (Arc::clone(&known.stats), Arc::clone(&known.tuning));
-                    let source = Source::new(id, queue as u16, stats, tuning);
-                    let token = token(id, queue as u16, false);
-                    let (ingress, kick) = port.source(queue);
-                    served.push(Served {
-                        token,
-                        source,
-                        ingress,
-                        kick: Some(kick),
-                        notifies: true,
-                    });
-                }
-                made.set_active(made.egress.len() as u16);
-                None
-            }
         };
         let mut state = PortState::new(spec, made, known, Attach::Xdp(Box::new(port)));
         state.failure = failure.map(Into::into);
+        let mut served = Vec::new();
+        if failure.is_none() {
+            served = tap::served(id, &state.ingress, &state.attach);
+            state.port.set_active(state.port.egress.len() as u16);
+        }
         Ok(Prepared { state, served })
     }
 

@@ -6,6 +6,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use serde_json::Value;
+
+use crate::common::{Dir, Switch, pvswitch, upgrade, wait_for};
+
 /// Namespaces `a` and `b` with a veth each, `v1`, whose other ends `va` and `vb` are in `mid`.
 pub struct Wires {
     pub mid: String,
@@ -81,4 +85,61 @@ pub fn transfer(from: &mut TcpStream, to: &mut TcpStream, len: usize) {
         to.read_exact(&mut got).unwrap();
         assert!(got == sent);
     });
+}
+
+fn state(switch: &Switch, port: &str) -> [Value; 2] {
+    let port = switch.port("show", port);
+    ["state", "last_error"].map(|key| port[key].clone())
+}
+
+/// A port of this kind follows its interface down and up, and stays down when it is removed; over
+/// upgrades, too.
+pub fn follows_its_interface(wires: &Wires, kind: &str) {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &wires.ports(kind, ""));
+    let (mut client, mut server) = connection(wires);
+    transfer(&mut client, &mut server, 1000);
+    let down = |why: &str| ["down".into(), Value::from(why)];
+    let mut next = Vec::new();
+    for _ in 0..2 {
+        assert!(ip(&format!("-n {} link set va down", wires.mid)));
+        switch.wait_up("a", false);
+        assert_eq!(state(&switch, "a"), down("the interface is down"));
+        next.push(upgrade(&switch));
+        assert_eq!(state(&switch, "a"), down("the interface is down"));
+        assert!(ip(&format!("-n {} link set va up", wires.mid)));
+        switch.wait_up("a", true);
+        assert_eq!(state(&switch, "a"), ["up".into(), Value::Null]);
+        transfer(&mut client, &mut server, 1000);
+    }
+    assert_eq!(switch.port("show", "a")["faults"], 0);
+    assert!(ip(&format!("-n {} link del va", wires.mid)));
+    wait_for("its end", || state(&switch, "a")[1] == "the interface was removed");
+    next.push(upgrade(&switch));
+    assert_eq!(state(&switch, "a"), down("the interface was removed"));
+    assert!(switch.is_up("b"));
+    switch.shut_down(&dir);
+}
+
+/// A switch with this port.
+pub fn run(port: &str) -> Command {
+    let mut command = pvswitch();
+    command.args(["run", "--quiet", "--port", port]);
+    command
+}
+
+/// The program fails, and its error has these words.
+pub fn fails(command: &mut Command, want: &str) {
+    let out = command.output().unwrap();
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && error.contains(want), "{error}");
+}
+
+/// Interfaces that no kind of port can use.
+pub fn refuses_bad_interfaces(wires: &Wires, kind: &str) {
+    let [a, _] = wires.ports(kind, "");
+    fails(&mut run(&a.replace("va", "vx")), "interface `vx` does not exist: name one of `ip -n");
+    fails(&mut run(&format!("x={kind}:lo")), "`lo` is not an Ethernet interface");
+    let twice = ["--port", &a, "--port", &a.replace("a=", "b=")];
+    fails(pvswitch().arg("run").args(twice), "is already used by port 'a'");
 }

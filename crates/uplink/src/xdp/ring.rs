@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The kernel's words have the machine's byte order, which is that of [`Area`] on all machines that
-//! pvswitch supports. The kernel is trusted with the indices;
-//! that of its half is bounded all the same, so that no loop exceeds the ring.
+//! pvswitch supports. The kernel is trusted with the indices; that of its half is bounded all the
+//! same, so that no loop exceeds the ring.
 
 use rustix::net::xdp::{XdpRingFlags, XdpRingOffset};
 use shm::Area;
@@ -43,6 +43,11 @@ struct Ring {
 }
 
 impl Ring {
+    fn new(area: Area, at: XdpRingOffset, len: u32) -> Self {
+        assert!(len.is_power_of_two(), "the kernel accepts nothing else");
+        Self { area, at, len }
+    }
+
     /// Offset of the entry of index `idx`, of `size` bytes.
     fn entry(&self, idx: u32, size: usize) -> usize {
         self.at.desc as usize + (idx & (self.len - 1)) as usize * size
@@ -78,8 +83,7 @@ pub(super) struct Producer {
 impl Producer {
     /// Continues the ring of `len` entries in `area` at its published index.
     pub(super) fn new(area: Area, at: XdpRingOffset, len: u32) -> Self {
-        assert!(len.is_power_of_two(), "the kernel accepts nothing else");
-        let mut ring = Self { ring: Ring { area, at, len }, next: 0, seen: 0 };
+        let mut ring = Self { ring: Ring::new(area, at, len), next: 0, seen: 0 };
         ring.resync();
         ring
     }
@@ -159,8 +163,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// Continues the ring of `len` entries in `area` at its released index.
     pub(super) fn new(area: Area, at: XdpRingOffset, len: u32) -> Self {
-        assert!(len.is_power_of_two(), "the kernel accepts nothing else");
-        let mut ring = Self { ring: Ring { area, at, len }, next: 0, seen: 0 };
+        let mut ring = Self { ring: Ring::new(area, at, len), next: 0, seen: 0 };
         ring.resync();
         ring
     }
