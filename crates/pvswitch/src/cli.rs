@@ -96,6 +96,7 @@ pub enum Command {
     /// Open a TAP for a service without the privilege to do so: run in its unit, before the switch
     StoreTap(StoreTapArgs),
     /// Load and pin the XDP program of an af-xdp port, for a switch without the privilege to do so
+    #[command(after_help = PIN_XDP_HELP)]
     PinXdp(PinXdpArgs),
     /// Write man pages and completions, for packages
     #[command(hide = true)]
@@ -261,6 +262,15 @@ pub struct CheckArgs {
     #[arg(long)]
     pub schema: bool,
 }
+
+const PIN_XDP_HELP: &str = "\
+Example:
+  mkdir /run/xdp && mount -t bpf bpf /run/xdp && mkdir /run/xdp/eth1
+  pvswitch pin-xdp eth1 /run/xdp/eth1
+  pvswitch run --port up=af-xdp:eth1,map=/run/xdp/eth1/map --port vm1=vhost-user:/run/vm1
+
+It needs CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW.
+Exit status: 0 success; 1 not pinned; 2 bad usage.";
 
 const BACKEND_HELP: &str = "\
 For management software that starts a program for each device (QEMU: docs/interop/vhost-user.rst).

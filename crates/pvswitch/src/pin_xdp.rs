@@ -10,14 +10,14 @@ use crate::error::AnyError;
 /// `pin-xdp`.
 #[derive(Args)]
 pub struct PinXdpArgs {
-    /// Interface, whose frames the program takes
+    /// Interface whose frames the program redirects
     #[arg(value_name = "IFNAME")]
     pub interface: String,
-    /// Directory in a bpffs for `map`, which the port's `map=` names, and `link`: remove it to
-    /// detach the program
+    /// Directory in a bpffs where `map`, for the port's `map=`, and `link` are pinned; remove it
+    /// to detach the program
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
-    /// Queues, 1 to 16: at least the port's `queues=`
+    /// Queues of the interface, from the first, 1 to 16: at least the port's `queues=`
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=16))]
     pub queues: u16,

@@ -247,8 +247,16 @@ pub fn pin_xdp(name: &str, netns: Option<&str>, queues: u16, dir: &Path) -> Resu
         let Attached { map, link, .. } = attach(name, ifindex, queues.into())?;
         for (object, file) in [(&map, "map"), (&link, "link")] {
             let path = dir.join(file);
-            let failed = || format!("pin {} (is it in a bpffs, and new?)", path.display());
-            sys::pin(object.as_fd(), &c_path(&path)?).map_err(os(failed))?;
+            let failed = || {
+                let path = path.display();
+                format!("pin {path} (the directory must be in a bpffs: mount -t bpf bpf DIR)")
+            };
+            let pinned = sys::pin(object.as_fd(), &c_path(&path)?).map_err(os(failed));
+            if pinned.is_err() && file == "link" {
+                // A map whose program is gone is of no use.
+                let _ = std::fs::remove_file(dir.join("map"));
+            }
+            pinned?;
         }
         Ok(())
     };
