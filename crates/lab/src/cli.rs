@@ -25,7 +25,9 @@ Examples:
       With the matrix of the original study; if interrupted, the same command resumes it
   pvswitch lab report results
   pvswitch lab report before after --out both
-      Compares two folders: charts, ratios with intervals, and p";
+      Compares two folders: charts, ratios with intervals, and p
+  pvswitch lab index docs/results --out reports
+      All reports, and reports/index.html, which says what each can tell";
 
 const RUN_HELP: &str = "\
 All processes run in private namespaces, which are removed at the end. Without root, user
@@ -57,6 +59,15 @@ pub enum Command {
         /// Folders of results of one study; the first is the base of comparisons
         #[arg(required = true, value_name = "DIR")]
         folders: Vec<PathBuf>,
+    },
+    /// Write the reports of all folders of results in a folder, and an index page of them
+    Index {
+        /// Folder of the page; each report is in a folder of its name in it
+        #[arg(long, value_name = "DIR", default_value = "pvswitch-lab-index")]
+        out: PathBuf,
+        /// Folder of folders of results; nothing is written into them
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
     },
     /// Run commands in a guest, at either end; for the lab itself
     #[command(hide = true)]

@@ -5,10 +5,11 @@
 //! `pvswitch` as switch and as guests, and network tools.
 //!
 //! The program is `pvswitch-lab`, which `pvswitch lab` runs: [`run::run`] is its `run`, [`list`]
-//! and [`show`] are `list` and `report`.
+//! and [`show`] are `list` and `report`, [`index`] is `index`.
 
 #![forbid(unsafe_code)]
 
+pub mod claims;
 pub mod distance;
 pub mod error;
 pub mod isolate;
@@ -23,7 +24,7 @@ pub mod studies;
 pub mod study;
 
 pub use error::Error;
-pub use run::{Ask, list, print, show};
+pub use run::{Ask, index, list, print, show};
 pub use study::Studies;
 
 /// Runs commands in guests with their own kernel, at either end.

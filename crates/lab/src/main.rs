@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use cli::{Cli, Command, Guest, RunArgs};
 use pvswitch_lab::plan::Scale;
-use pvswitch_lab::{Ask, Error, guest, list, print, run, show, studies};
+use pvswitch_lab::{Ask, Error, guest, index, list, print, run, show, studies};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -19,6 +19,10 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => run::run(&ask(*args), studies::ALL),
         Command::Report { folders, out } => show(&folders, out, studies::ALL).map(|page| {
+            print(&format!("{}\n", page.display()));
+            0
+        }),
+        Command::Index { folder, out } => index(&folder, &out, studies::ALL).map(|page| {
             print(&format!("{}\n", page.display()));
             0
         }),

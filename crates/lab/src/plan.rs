@@ -5,7 +5,6 @@ use std::fmt;
 mod cells;
 mod file;
 
-pub use cells::Turn;
 use serde::{Deserialize, Serialize};
 
 /// The format of plans and results that this version writes and reads.
@@ -36,6 +35,9 @@ pub struct Plan {
     pub repeats: u32,
     /// Length of the window measured, in seconds.
     pub seconds: f64,
+    /// Whether one cell is also compared with itself (A/A): it is measured twice in each round.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub control: bool,
     /// Names and values; the cells are all combinations. Values of the last axis are compared with
     /// each other; the first is the base.
     pub axes: Vec<Axis>,
@@ -44,7 +46,7 @@ pub struct Plan {
 impl Plan {
     /// One of this version's format.
     pub fn new(study: &str, repeats: u32, seconds: f64, axes: Vec<Axis>) -> Self {
-        Self { format: FORMAT, study: study.into(), repeats, seconds, axes }
+        Self { format: FORMAT, study: study.into(), repeats, seconds, control: false, axes }
     }
 
     /// The first difference to another plan, if any.
@@ -61,6 +63,9 @@ impl Plan {
         if self.seconds.to_bits() != other.seconds.to_bits() {
             return change("seconds", &self.seconds, &other.seconds);
         }
+        if self.control != other.control {
+            return change("control", &self.control, &other.control);
+        }
         let values = |axis: &Axis| format!("{}={}", axis.name, axis.values.join(","));
         let pairs = self.axes.iter().zip(&other.axes);
         if let Some((a, b)) = pairs.into_iter().find(|(a, b)| a != b) {
@@ -68,6 +73,11 @@ impl Plan {
         }
         (self != other).then(|| "its axes".into())
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// One axis of the matrix.
@@ -98,10 +108,30 @@ impl Cell {
         self.0.iter().find(|(name, _)| name == axis).map_or("", |(_, value)| value)
     }
 
+    /// Returns the same cell with another value of one axis.
+    #[must_use]
+    pub fn with(&self, axis: &str, value: &str) -> Self {
+        let pair = |(name, old): &(String, String)| {
+            (name.clone(), if name == axis { value.to_string() } else { old.clone() })
+        };
+        Self(self.0.iter().map(pair).collect())
+    }
+
     /// Returns its value of an axis as a number; 0 if it is not one.
     pub fn number(&self, axis: &str) -> f64 {
         self.get(axis).parse().unwrap_or(0.0)
     }
+}
+
+/// One run to make.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn {
+    /// Its cell.
+    pub cell: Cell,
+    /// Its repeat, from 0.
+    pub repeat: u32,
+    /// Whether it is the second run of the control in this round.
+    pub again: bool,
 }
 
 impl fmt::Display for Cell {

@@ -8,6 +8,7 @@ mod axis;
 mod document;
 mod font;
 mod html;
+mod index;
 mod markdown;
 mod plot;
 mod png;
@@ -19,8 +20,10 @@ mod words;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+pub use self::index::{Entry, INDEX, write as write_index};
+
 pub use self::document::{
-    Document, Original, Part, Plot, Point, Series, Table, Value, Verdict, Warning,
+    Conclusion, Document, Original, Part, Plot, Point, Series, Table, Value, Verdict, Warning,
 };
 
 /// The page's name in its folder.

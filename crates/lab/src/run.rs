@@ -1,4 +1,4 @@
-//! Commands of `pvswitch lab`: list, run, report.
+//! Commands of `pvswitch lab`: list, run, report, index.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,6 +10,7 @@ mod beside;
 mod measure;
 mod order;
 mod page;
+mod power;
 mod progress;
 
 pub use measure::{Ended, measure};
@@ -19,7 +20,7 @@ use serde_json::json;
 use crate::error::Error;
 use crate::isolate::{self, Inside, Side};
 use crate::plan::Scale;
-use crate::report::Verdict;
+use crate::report::{Entry, Verdict, write_index};
 use crate::stage::{GuestKind, Stage};
 use crate::store::{self, Results};
 use crate::study::Studies;
@@ -197,6 +198,36 @@ pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Resu
         all.push(results);
     }
     page::write(&into, &names_of(folders)?, &all, study)
+}
+
+/// Writes the report of each folder of results in `folder` into a folder of its name in `out`, and
+/// an index page of them; nothing into theirs. Returns the page.
+pub fn index(folder: &Path, out: &Path, studies: Studies) -> Result<PathBuf, Error> {
+    let failed = |error| Error::failed(format!("{}: {error}", folder.display()));
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    folders.retain(|path| store::has_plan(path));
+    folders.sort();
+    if folders.is_empty() {
+        let what = "no folder of results in it: give the folder that they are in";
+        return Err(Error::usage(format!("index: {}: {what}", folder.display())));
+    }
+    if store::has_plan(out) || out.canonicalize().ok() == folder.canonicalize().ok() {
+        let what = "a folder of results, whose own reports would be lost; use another --out";
+        return Err(Error::usage(format!("index: --out {}: {what}", out.display())));
+    }
+    let mut reports = Vec::new();
+    for path in folders {
+        let plan = store::plan_of(&path)?;
+        let study = order::study(&plan.study, studies)?;
+        plan.check(study)?;
+        let results = Results::read(&path, plan, study, &mut |line| eprintln!("{line}"))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let document = page::document(&[], std::slice::from_ref(&results), study);
+        page::write_document(&out.join(&name), &document)?;
+        reports.push(Entry { folder: name, document });
+    }
+    write_index(out, &reports).map_err(|error| Error::failed(error.to_string()))
 }
 
 /// Names of folders: their last parts, or their paths where those are not unique.

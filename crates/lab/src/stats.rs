@@ -1,4 +1,7 @@
-//! Medians, percentiles, fairness, and a test of whether two samples differ.
+//! Medians, percentiles, fairness, and tests of whether samples differ: of [`paired`] runs, and of
+//! runs of different folders.
+
+pub mod paired;
 
 /// Summary statistics of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]

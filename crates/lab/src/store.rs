@@ -3,19 +3,24 @@
 //! | file | |
 //! |---|---|
 //! | `plan.toml` | the plan |
-//! | `runs.csv` | a line for each run: axes, `repeat`, `distance_ns`, `others_percent`, measures |
-//! | `failed.csv` | a line for each run that failed: axes, `repeat`, `error` |
+//! | `runs.csv` | a line for each run: axes, `repeat`, `again`, `distance_ns`, `others_percent`, \
+//! `void`, measures |
 //! | `machine.json` | CPU, kernel, settings, versions, and the command |
 //! | `summary.json` | medians, comparisons, verdicts: [`summary`] |
 //! | `report.html`, `report.md`, `plots/` | the report |
 //!
 //! The last two rows are derived from the others; [`show`](crate::show) regenerates them.
+//!
+//! Every run counts. None is left out for what was measured in it: neither for the distance of the
+//! CPUs nor for other programs, which both depend on what runs. A run is void only if it has no
+//! result, and the line says why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::Machine;
-use crate::plan::{Cell, Plan};
+use crate::plan::{Cell, Plan, Turn};
 use crate::stats::Summary;
+use crate::stats::paired::Estimate;
 
 mod compare;
 mod csv;
@@ -24,13 +29,6 @@ pub mod summary;
 
 pub use compare::{Comparison, Outcome, tested};
 pub use folder::{Folder, existing_runs, has_plan, plan_of, write_summary};
-
-/// A run is far if its distance exceeds [`NEAR_NS`] and this multiple of the shortest distance.
-const FAR_FACTOR: f64 = 1.5;
-/// Distance, in ns, below which CPUs share a cache.
-const NEAR_NS: f64 = 150.0;
-/// A run is disturbed if other programs used more of one CPU than this.
-const DISTURBED_PERCENT: f64 = 25.0;
 
 /// All finished runs of one plan.
 #[derive(Clone, Debug)]
@@ -43,8 +41,21 @@ pub struct Results {
     pub command: String,
     /// The machine on which they were measured.
     pub machine: Machine,
-    /// Failed runs without a later success: cell and reason.
-    pub failed: Vec<(Cell, String)>,
+    /// Second runs of the control in each round, see [`Plan::control`].
+    pub controls: Vec<Done>,
+    /// Attempts without a result.
+    pub void: Vec<Void>,
+}
+
+/// An attempt of a run that has no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Void {
+    /// What was to be measured.
+    pub turn: Turn,
+    /// Why there is no result.
+    pub why: String,
+    /// Whether a later attempt had one.
+    pub repeated: bool,
 }
 
 /// One finished run.
@@ -64,10 +75,9 @@ pub struct Done {
 }
 
 impl Results {
-    /// Returns the values of a measure in the [used](Self::used) runs of the cells that `wanted`
-    /// selects.
+    /// Returns the values of a measure in all runs of the cells that `wanted` selects.
     pub fn values(&self, wanted: impl Fn(&Cell) -> bool, measure: &str) -> Vec<f64> {
-        let runs = self.used().into_iter().filter(|run| wanted(&run.cell));
+        let runs = self.runs.iter().filter(|run| wanted(&run.cell));
         runs.filter_map(|run| run.figures.get(measure).copied()).collect()
     }
 
@@ -76,50 +86,67 @@ impl Results {
         Summary::of(&self.values(|other| other == cell, measure))
     }
 
+    /// Returns the median of a measure in one cell with its interval; `None` if it has no run.
+    pub fn estimate(&self, cell: &Cell, measure: &str) -> Option<Estimate> {
+        Estimate::of(&self.values(|other| other == cell, measure))
+    }
+
+    /// Returns how a measure of one cell relates to that of another, from runs of the same round.
+    /// Reports and documents have each of their ratios from here.
+    pub fn ratio(&self, cell: &Cell, base: &Cell, measure: &str) -> Option<Estimate> {
+        self.ratio_of(|other| other == cell, |_| base.clone(), measure)
+    }
+
+    /// Returns how a measure of the cells that `wanted` selects relates to that of the cell that
+    /// `base` names for each.
+    pub fn ratio_of(
+        &self,
+        wanted: impl Fn(&Cell) -> bool,
+        base: impl Fn(&Cell) -> Cell,
+        measure: &str,
+    ) -> Option<Estimate> {
+        let pairs = self.pairs(wanted, base);
+        let figure = |run: &Done| run.figures.get(measure).copied();
+        let figures = pairs.iter().filter_map(|(run, base)| Some((figure(run)?, figure(base)?)));
+        Estimate::of_pairs(&figures.collect::<Vec<_>>())
+    }
+
+    /// Returns the runs of the cells that `wanted` selects, each with the run of the same round of
+    /// the cell that `base` names for it.
+    pub fn pairs(
+        &self,
+        wanted: impl Fn(&Cell) -> bool,
+        base: impl Fn(&Cell) -> Cell,
+    ) -> Vec<(&Done, &Done)> {
+        let runs = self.runs.iter().filter(|run| wanted(&run.cell));
+        let with = runs.filter_map(|run| Some((run, self.run(&base(&run.cell), run.repeat)?)));
+        with.collect()
+    }
+
+    /// Returns the run of a cell in a round.
+    fn run(&self, cell: &Cell, repeat: u32) -> Option<&Done> {
+        self.runs.iter().find(|run| run.repeat == repeat && run.cell == *cell)
+    }
+
+    /// Returns the ratio of the control to itself: what equal cases differ by here. `None` without
+    /// a control.
+    pub fn noise(&self, measure: &str) -> Option<Estimate> {
+        let figure = |run: &Done| run.figures.get(measure).copied();
+        let pairs = self.controls.iter().filter_map(|again| {
+            Some((figure(again)?, figure(self.run(&again.cell, again.repeat)?)?))
+        });
+        Estimate::of_pairs(&pairs.collect::<Vec<_>>())
+    }
+
     /// Returns the cells with at least one run, in the order measured.
     pub fn cells(&self) -> Vec<&Cell> {
-        let mut cells: Vec<&Cell> = Vec::new();
-        for run in &self.runs {
-            if !cells.contains(&&run.cell) {
-                cells.push(&run.cell);
-            }
-        }
-        cells
+        let mut seen = BTreeSet::new();
+        self.runs.iter().map(|run| &run.cell).filter(|cell| seen.insert(*cell)).collect()
     }
 
-    /// Whether the CPUs of a run were far from each other.
-    pub fn is_far(&self, run: &Done) -> bool {
-        run.distance_ns > NEAR_NS && run.distance_ns > FAR_FACTOR * self.nearest_ns()
+    /// Returns statistics of the distance of the CPUs over runs, in ns; `None`: unknown.
+    pub fn distances<'a>(runs: impl Iterator<Item = &'a Done>) -> Option<Summary> {
+        let known = runs.map(|run| run.distance_ns).filter(|ns| *ns > 0.0);
+        Summary::of(&known.collect::<Vec<_>>())
     }
-
-    /// Whether a run was quiet: neither far nor disturbed.
-    pub fn is_quiet(&self, run: &Done) -> bool {
-        !is_disturbed(run) && !self.is_far(run)
-    }
-
-    /// Returns the shortest distance of all runs, in ns; 0: unknown.
-    pub fn nearest_ns(&self) -> f64 {
-        let known = self.runs.iter().map(|run| run.distance_ns).filter(|ns| *ns > 0.0);
-        known.min_by(f64::total_cmp).unwrap_or(0.0)
-    }
-
-    /// Returns the runs that statistics are computed from: the quiet runs of each cell, or all of
-    /// its runs if none is quiet.
-    pub fn used(&self) -> Vec<&Done> {
-        let nearest = self.nearest_ns();
-        let quiet = |run: &Done| {
-            let far = run.distance_ns > NEAR_NS && run.distance_ns > FAR_FACTOR * nearest;
-            !far && !is_disturbed(run)
-        };
-        let mut some_quiet: BTreeMap<&Cell, bool> = BTreeMap::new();
-        for run in &self.runs {
-            *some_quiet.entry(&run.cell).or_default() |= quiet(run);
-        }
-        self.runs.iter().filter(|run| quiet(run) || !some_quiet[&run.cell]).collect()
-    }
-}
-
-/// Whether other programs disturbed a run.
-pub fn is_disturbed(run: &Done) -> bool {
-    run.others_percent > DISTURBED_PERCENT
 }

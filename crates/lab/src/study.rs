@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::claims::Claim;
 use crate::error::Fail;
 use crate::plan::{Cell, Plan, Scale};
 use crate::report::{Original, Part, Verdict};
@@ -79,6 +80,18 @@ pub struct Facts {
     pub tools: &'static [&'static str],
     /// Tables and plots of results of several machines, above those of each; `None`: none.
     pub together: Option<Together>,
+    /// Ratios from 1 / `margin` to `margin` do not matter: half, as a ratio, of the smallest effect
+    /// that the original study reports; of our own studies, what their promises tolerate.
+    pub margin: f64,
+    /// Values of the cell that is compared with itself, see [`Plan::control`]: one under load.
+    pub control: &'static [(&'static str, &'static str)],
+}
+
+impl Facts {
+    /// Returns the margin in words.
+    pub fn margin_words(&self) -> String {
+        format!("{:.3} to {:.3}", 1.0 / self.margin, self.margin)
+    }
 }
 
 /// A study. All of them are in [`crate::studies::ALL`].
@@ -97,4 +110,8 @@ pub trait Study: Sync {
     fn report(&self, results: &Results) -> Vec<Part>;
     /// Judges by counts whether the main result of the original study is confirmed.
     fn judge(&self, results: &Results) -> Vec<Verdict>;
+    /// The original study's results, for the cells of a plan; none of our own studies.
+    fn claims(&self, _plan: &Plan) -> Vec<Claim> {
+        Vec::new()
+    }
 }

@@ -44,7 +44,13 @@ fn studies() -> Vec<Value> {
 #[test]
 fn every_study_has_plans_that_suit_it_and_keep_their_time() {
     let dir = folder("plans");
-    let most_s = [("--smallest", 60.0), ("--quick", 300.0), ("--full", f64::INFINITY)];
+    let four_hours_s = 4.0 * 3600.0;
+    let most_s = [
+        ("--smallest", 60.0),
+        ("--quick", 300.0),
+        ("--seconds=1", four_hours_s),
+        ("--full", f64::INFINITY),
+    ];
     for study in studies() {
         let name = study["name"].as_str().unwrap();
         assert!(output_of(&["list"]).contains(name));
@@ -54,6 +60,14 @@ fn every_study_has_plans_that_suit_it_and_keep_their_time() {
             let run = ["run", name, scale, "--dry-run", "--json", "--out", &out];
             let plan: Value = serde_json::from_str(&output_of(&run)).unwrap();
             assert!(!plan["cells"].as_array().unwrap().is_empty(), "{name} {scale}");
+            let (repeats, control) = (&plan["plan"]["repeats"], &plan["plan"]["control"]);
+            let least = match scale {
+                "--smallest" => 1,
+                "--quick" => 5,
+                _ => 10,
+            };
+            assert!(repeats.as_u64().unwrap() >= least, "{name} {scale}: {repeats} repeats");
+            assert_eq!(control.as_bool().unwrap_or(false), scale != "--smallest", "{name} {scale}");
             assert_eq!(plan["plan"]["axes"].as_array().unwrap().len(), axes, "{name} {scale}");
             let takes_s = plan["takes_s"].as_f64().unwrap();
             assert!(takes_s < most_s, "{name} {scale}: {takes_s} s, {most_s} s at most");
@@ -63,7 +77,7 @@ fn every_study_has_plans_that_suit_it_and_keep_their_time() {
         // No measure has the name of an axis or of what each run has: all are columns of one file.
         let axes = study["scales"][3]["axes"].as_array().unwrap().iter();
         let measures = study["measures"].as_array().unwrap().iter();
-        let each = ["repeat", "distance_ns", "others_percent"].map(String::from);
+        let each = ["repeat", "again", "distance_ns", "others_percent", "void"].map(String::from);
         let mut names: Vec<String> =
             axes.chain(measures).map(|x| x["name"].as_str().unwrap().into()).chain(each).collect();
         let count = names.len();

@@ -182,12 +182,12 @@ fn all_runs_are_made_and_kept() {
     let ended = go(&quick(&out), &Stop::default()).unwrap();
     assert_eq!((ended.done, ended.failed, ended.skipped), (6, 0, 0));
     let lines = text(&out, "runs.csv");
-    let head = "load,poll,side,repeat,distance_ns,others_percent,mbps,events,cpu_percent";
+    let head =
+        "load,poll,side,repeat,again,distance_ns,others_percent,void,mbps,events,cpu_percent";
     assert_eq!(lines.lines().next(), Some(head));
     assert_eq!(lines.lines().count(), 7);
     // What is no number is not there.
     assert!(lines.lines().skip(1).all(|line| line.ends_with(",7,")), "{lines}");
-    // Of all runs: on a busy machine one may be far or disturbed.
     let results = read(&out);
     let of_b = results.runs.iter().filter(|run| run.cell.get("side") == "b");
     assert_eq!(of_b.map(|run| run.figures["mbps"]).collect::<Vec<_>>(), [2.0, 2.0]);
@@ -197,7 +197,7 @@ fn all_runs_are_made_and_kept() {
     assert_eq!(summary["cells"][0]["measures"]["mbps"]["median"], 1.0);
     assert_eq!(summary["cells"][0]["measures"]["mbps"]["unit"], "Mbit/s");
     assert_eq!(summary["comparisons"][0]["ratio"], 2.0);
-    assert_eq!(summary["comparisons"][0]["outcome"], "too few runs to tell");
+    assert_eq!(summary["comparisons"][0]["outcome"], "too few pairs to tell");
     assert_eq!(summary["verdicts"][0]["holds"], true);
     assert!(text(&out, "report.html").contains("load=7 poll=event side=a"));
 }
@@ -209,11 +209,20 @@ fn what_fails_does_not_end_the_study() {
     let ended = go(&Ask { only, ..quick(&out) }, &Stop::default()).unwrap();
     // Two cells fail twice; two are missing something, and are skipped twice.
     assert_eq!((ended.done, ended.failed, ended.skipped), (4, 4, 4));
-    let failed = text(&out, "failed.csv");
-    assert_eq!(failed.lines().next(), Some("load,poll,side,repeat,error"));
-    assert_eq!(failed.lines().nth(1), Some("1,never,a,0,broken by design"));
-    assert_eq!(read(&out).failed.len(), 4);
+    // Each attempt is in the file, with its reason.
+    let runs = text(&out, "runs.csv");
+    assert_eq!(runs.lines().count(), 1 + 12);
+    says(&runs, &["1,never,a,0,0,,,broken by design,,,\n"]);
+    says(&runs, &["1,absent,b,1,0,,,no-such-tool: apt install no-such,,,\n"]);
+    assert_eq!(read(&out).void.len(), 8);
     assert!(text(&out, "report.html").contains("broken by design"));
+    // Asked again, it tries again, and keeps both attempts.
+    let only = vec!["poll=event,never,absent".to_string(), "load=1".into()];
+    let ended = go(&Ask { only, ..quick(&out) }, &Stop::default()).unwrap();
+    assert_eq!((ended.done, ended.failed, ended.skipped), (4, 4, 4));
+    let results = read(&out);
+    assert_eq!((results.runs.len(), results.void.len()), (4, 16));
+    assert!(results.void.iter().all(|void| !void.repeated));
 }
 
 #[test]
@@ -367,6 +376,32 @@ fn reports_of_two_machines_are_one_page() {
 }
 
 #[test]
+fn all_reports_are_made_by_one_command() {
+    let parent = folder("index");
+    for name in ["one", "two"] {
+        go(&quick(&parent.join(name)), &Stop::default()).unwrap();
+        fs::remove_file(parent.join(name).join("report.html")).unwrap();
+    }
+    fs::create_dir(parent.join("of-something-else")).unwrap();
+    let out = folder("index-out");
+    let page = pvswitch_lab::index(&parent, &out, STUDIES).unwrap();
+    assert_eq!(page, out.join("index.html"));
+    let html = text(&out, "index.html");
+    says(&html, &["href=\"one/report.html\"", "href=\"two/report.html\"", "2 pairs each"]);
+    says(&html, &["cannot tell", "2 folders of results"]);
+    for name in ["one", "two"] {
+        assert!(out.join(name).join("report.html").is_file());
+        assert!(!parent.join(name).join("report.html").exists());
+    }
+    let refusal =
+        |from: &Path, out: &Path| pvswitch_lab::index(from, out, STUDIES).unwrap_err().to_string();
+    says(&refusal(&parent, &parent.join("one")), &["--out", "would be lost"]);
+    says(&refusal(&parent, &parent), &["--out", "would be lost"]);
+    says(&refusal(&parent.join("of-something-else"), &out), &["no folder of results"]);
+    says(&refusal(&parent.join("nowhere"), &out), &["nowhere"]);
+}
+
+#[test]
 fn results_of_two_folders_are_compared_cell_by_cell() {
     let (one, two) = (measured("first"), measured("second"));
     let runs = |of: &[(u32, f64)]| {
@@ -397,8 +432,8 @@ fn results_of_two_folders_are_compared_cell_by_cell() {
     // runs; a single run is marked.
     let rows: Vec<&str> = report.lines().filter(|line| line.contains("4 and 4")).collect();
     assert_eq!(rows.len(), 2, "{report}");
-    says(rows[0], &["4.500", "2.000 to 16.000", "0.0286", "more"]);
-    says(&report, &["1 and 1, n = 1", "too few runs to tell"]);
+    says(rows[0], &["4.500", "2.000 to 16.000", "0.0857", "too few"]);
+    says(&report, &["1 and 1, n = 1", "too few pairs to tell"]);
     says(&report, &["One value in all runs of all folders: events"]);
     // One chart of both, by their names.
     let chart = text(&all, "plots/beside-mbps.svg");
@@ -422,59 +457,156 @@ fn a_comparison_overwrites_no_results() {
 // ---- results ----
 
 #[test]
-fn far_and_disturbed_runs_are_left_out_where_there_are_others() {
-    let out = measured("quiet");
-    let mut results = read(&out);
+fn no_run_is_left_out_for_what_was_measured_in_it() {
+    let mut results = read(&measured("quiet"));
     let cell = |cell: &Cell| cell.get("side") == "a" && cell.number("load") < 2.0;
-    for run in &mut results.runs {
-        (run.distance_ns, run.others_percent) = (60.0, 1.0);
-    }
-    let far = results.runs.iter().position(|run| cell(&run.cell)).unwrap();
-    results.runs[far].distance_ns = 400.0;
-    results.runs[far].figures.insert("mbps".into(), 99.0);
-    assert_eq!(results.values(cell, "mbps"), [1.0]);
-    // 140 ns is more than twice the least, and yet no other cache.
-    results.runs[far].distance_ns = 140.0;
-    assert_eq!(results.values(cell, "mbps").len(), 2);
-    results.runs[far].others_percent = 26.0;
-    assert_eq!(results.values(cell, "mbps"), [1.0]);
-    // Where no run of a cell is quiet, all count.
-    for run in &mut results.runs {
-        run.others_percent = 50.0;
+    for (n, run) in results.runs.iter_mut().enumerate() {
+        // Far from each other, and with other programs on both CPUs.
+        (run.distance_ns, run.others_percent) = (60.0 + 400.0 * n as f64, 150.0);
     }
     assert_eq!(results.values(cell, "mbps").len(), 2);
+    let of_a = results.runs.iter().find(|run| cell(&run.cell)).unwrap().cell.clone();
+    assert_eq!(results.estimate(&of_a, "mbps").unwrap().count, 2);
+    assert_eq!(results.compare("mbps", 1.1)[0].pairs, 2);
+    assert!(results.compare("mbps", 1.1)[0].distance_ns.0 > 60.0);
 }
 
 #[test]
-fn comparisons_say_more_less_no_difference_or_too_few() {
+fn a_run_that_failed_and_was_repeated_counts_once() {
+    let out = measured("repeated");
+    let whole = text(&out, "runs.csv");
+    let (head, rest) = whole.split_once('\n').unwrap();
+    let first = rest.lines().next().unwrap();
+    let mut void: Vec<&str> = first.split(',').collect();
+    (void[5], void[6], void[7]) = ("", "", "the guest did not come up");
+    (void[8], void[9], void[10]) = ("", "", "");
+    let again = first.replace(",1,7,", ",99,7,");
+    let text = format!("{head}\n{}\n{rest}{again}\n", void.join(","));
+    fs::write(out.join("runs.csv"), text).unwrap();
+    let results = read(&out);
+    assert_eq!((results.runs.len(), results.void.len()), (6, 1));
+    assert!(results.void[0].repeated);
+    // The first result of a turn counts, so that none can be measured until it pleases.
+    assert!(results.values(|_| true, "mbps").iter().all(|mbps| *mbps < 99.0));
+}
+
+#[test]
+fn a_cell_is_compared_with_itself() {
+    let out = folder("control").join("out");
+    let plan = Plan { control: true, repeats: 3, ..order(&quick(&out)).plan };
+    let path = out.with_file_name("plan.toml");
+    fs::write(&path, plan.to_toml()).unwrap();
+    assert_eq!(Plan::read(&path).unwrap(), plan);
+    let ask = Ask { plan: Some(path), only: Vec::new(), ..ask(&out) };
+    let turns: Vec<String> = order(&ask)
+        .left(&[])
+        .iter()
+        .map(|t| {
+            format!(
+                "{}{} {}{}",
+                t.cell.get("load"),
+                t.cell.last(),
+                t.repeat,
+                if t.again { " again" } else { "" }
+            )
+        })
+        .collect();
+    // At the other end of its group, so that it is as far from itself as any from its base.
+    assert_eq!(
+        turns[..8],
+        ["1a 0", "1b 0", "1a 0 again", "7a 0", "1a 1 again", "1b 1", "1a 1", "7a 1"]
+    );
+    let ended = go(&ask, &Stop::default()).unwrap();
+    assert_eq!((ended.failed, ended.skipped), (0, 0));
+    let results = read(&out);
+    // Its second runs are no runs of the cell.
+    assert_eq!((results.runs.len(), results.controls.len()), (9, 3));
+    assert_eq!(results.values(|cell| cell.number("load") < 2.0, "mbps").len(), 6);
+    let noise = results.noise("mbps").unwrap();
+    assert_eq!((noise.count, noise.median), (3, 1.0));
+    says(
+        &text(&out, "report.md"),
+        &["noise floor: load=1 poll=event side=a over itself, mbps 1.00"],
+    );
+    let summary: serde_json::Value = serde_json::from_str(&text(&out, "summary.json")).unwrap();
+    assert_eq!((&summary["complete"], &summary["noise"][0]["pairs"]), (&true.into(), &3.into()));
+    // Resumed, nothing is left to do.
+    let before = text(&out, "runs.csv");
+    go(&ask, &Stop::default()).unwrap();
+    assert_eq!(text(&out, "runs.csv"), before);
+}
+
+#[test]
+fn runs_of_an_earlier_version_are_read_and_not_continued() {
+    let out = measured("earlier");
+    let now = text(&out, "runs.csv");
+    let lines = now.lines().take(4).map(|line| {
+        let mut values: Vec<&str> = line.split(',').collect();
+        values.remove(7);
+        values.remove(4);
+        values.join(",") + "\n"
+    });
+    let then: String = lines.collect();
+    says(&then, &["side,repeat,distance_ns,others_percent,mbps"]);
+    fs::write(out.join("runs.csv"), then).unwrap();
+    assert_eq!(read(&out).runs.len(), 3);
+    assert!(pvswitch_lab::show(std::slice::from_ref(&out), None, STUDIES).is_ok());
+    says(&refused(&quick(&out)), &["earlier version", "lab report", "--out"]);
+}
+
+#[test]
+fn comparisons_are_of_pairs_and_say_what_they_can_tell() {
     let mut results = read(&measured("compare"));
     let template = results.runs[0].clone();
-    let mut set = |a: &[f64], b: &[f64]| {
+    let mut set = |pairs: &[(f64, f64)]| {
         results.runs.clear();
-        for (side, values) in [("a", a), ("b", b)] {
-            for (repeat, value) in values.iter().enumerate() {
+        for (repeat, (a, b)) in pairs.iter().enumerate() {
+            for (side, value) in [("a", a), ("b", b)] {
                 let mut run = template.clone();
                 run.cell.0[2].1 = side.into();
                 run.repeat = u32::try_from(repeat).unwrap();
                 run.figures.insert("mbps".into(), *value);
-                (run.distance_ns, run.others_percent) = (60.0, 0.0);
                 results.runs.push(run);
             }
         }
-        let found = results.compare("mbps");
+        let found = results.compare("mbps", 1.1);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].base.as_str(), found[0].value.as_str()), ("a", "b"));
         found[0].clone()
     };
-    let more = set(&[1.0, 2.0, 3.0, 4.0], &[10.0, 20.0, 30.0, 40.0]);
-    assert_eq!(more.outcome, Outcome::More);
-    assert_eq!((more.ratio, more.range), (Some(10.0), Some((10.0, 10.0))));
-    assert_eq!(set(&[10.0, 20.0, 30.0, 40.0], &[1.0, 2.0, 3.0, 4.0]).outcome, Outcome::Less);
-    assert_eq!(set(&[1.0, 2.0, 3.0, 4.0], &[1.5, 2.5, 3.5, 4.5]).outcome, Outcome::NoDifference);
-    let few = set(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]);
-    assert_eq!(few.outcome, Outcome::TooFewRuns);
-    assert_eq!(few.outcome.to_string(), "too few runs to tell");
-    assert_eq!(set(&[0.0], &[0.0]).ratio, None);
+    // The machine gets faster by 10 times meanwhile: no matter to pairs.
+    let drift = [1.0, 2.0, 4.0, 5.0, 8.0, 10.0];
+    let times = |ratios: [f64; 6]| -> Vec<(f64, f64)> {
+        drift.iter().zip(ratios).map(|(base, ratio)| (*base, base * ratio)).collect()
+    };
+    let more = set(&times([2.0, 2.1, 1.9, 2.2, 2.05, 1.95]));
+    assert_eq!((more.outcome, more.pairs), (Outcome::More, 6));
+    let ratio = more.ratio.unwrap();
+    assert!((ratio.median - 2.025).abs() < 1e-9 && ratio.interval && ratio.low > 1.8);
+    let less = set(&times([0.5, 0.52, 0.48, 0.55, 0.45, 0.5]));
+    assert_eq!(less.outcome, Outcome::Less);
+    let same = set(&times([1.01, 0.99, 1.02, 0.98, 1.03, 0.97]));
+    assert_eq!(same.outcome, Outcome::NoChange);
+    // No significant difference is not no change.
+    let open = set(&times([1.3, 0.7, 1.2, 0.8, 1.25, 0.75]));
+    assert_eq!((open.outcome, open.outcome.to_string()), (Outcome::Open, "cannot tell".into()));
+    let few = set(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0), (4.0, 40.0)]);
+    assert_eq!(few.outcome, Outcome::TooFew);
+    assert_eq!(few.outcome.to_string(), "too few pairs to tell");
+    assert!(!few.ratio.unwrap().interval);
+    assert_eq!(set(&[(0.0, 0.0)]).ratio, None);
+}
+
+#[test]
+fn a_study_that_can_conclude_nothing_says_so_first() {
+    let out = measured("first");
+    let report = text(&out, "report.md");
+    let first = report.lines().find(|line| line.starts_with("* ")).unwrap();
+    says(first, &["CANNOT TELL", "2 pairs each", "too few pairs", "are needed"]);
+    let page = text(&out, "report.html");
+    let (first, expected) =
+        (page.find("can tell").unwrap(), page.find("What was expected").unwrap());
+    assert!(first < expected && !page[..first].contains("<details"));
 }
 
 #[test]

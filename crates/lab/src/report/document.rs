@@ -1,5 +1,7 @@
 //! Content of a report, without its form.
 
+use crate::stats::paired::Estimate;
+
 /// Contents of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
@@ -15,6 +17,8 @@ pub struct Document {
     pub machine: Vec<(String, String)>,
     /// Method: repeats, seconds, runs left out.
     pub method: Vec<(String, String)>,
+    /// What the runs can tell, and what they cannot: above all else.
+    pub conclusions: Vec<Conclusion>,
     /// Whether the main result of the original study is confirmed.
     pub verdicts: Vec<Verdict>,
     /// Warnings about missing or unreliable results.
@@ -39,6 +43,15 @@ pub struct Verdict {
     pub what: String,
     /// Whether it holds; `None`: undecidable on this machine or with this plan; `what` says why.
     pub holds: Option<bool>,
+}
+
+/// What the runs can tell by their number.
+#[derive(Clone, Debug)]
+pub struct Conclusion {
+    /// The statement, beginning with the number of pairs.
+    pub what: String,
+    /// `Some(false)`: nothing can be concluded; `None`: neither good nor bad.
+    pub concludes: Option<bool>,
 }
 
 /// A warning about a missing or unreliable result.
@@ -97,21 +110,19 @@ pub enum Value {
     Text(String),
     /// A number, with its decimal places.
     Number(f64, usize),
-    /// A median with its range, digits as above.
-    Spread {
-        /// The median.
-        median: f64,
-        /// The least.
-        low: f64,
-        /// The most.
-        high: f64,
-        /// Digits behind the point.
-        digits: usize,
-    },
+    /// A median of runs or of pairs with its ends, digits as above.
+    Spread(Estimate, usize),
     /// A figure of the original study, as published.
     Original(f64, usize),
     /// Not measured, with the reason; shown as a dash.
     Missing(String),
+}
+
+impl Value {
+    /// An estimate, or why there is none.
+    pub fn estimate(found: Option<Estimate>, digits: usize, missing: &str) -> Self {
+        found.map_or_else(|| Self::Missing(missing.into()), |found| Self::Spread(found, digits))
+    }
 }
 
 /// A plot with one x axis and one or two y axes.
@@ -133,6 +144,8 @@ pub struct Plot {
     pub right: String,
     /// Whether x and the left axis are logarithmic.
     pub log: (bool, bool),
+    /// A line across at this value of the left axis: 1 where it has ratios.
+    pub level: Option<f64>,
     /// Series that are drawn.
     pub series: Vec<Series>,
     /// Command line that repeats it.
@@ -171,4 +184,21 @@ pub struct Point {
     pub low: f64,
     /// Upper end of it.
     pub high: f64,
+    /// Number of runs or pairs that it is the median of; 0: it is none, but published or a model.
+    pub count: usize,
+    /// Whether the error bar is an interval of the median, not the range of too few runs.
+    pub interval: bool,
+}
+
+impl Point {
+    /// One of runs or pairs.
+    pub fn of(x: f64, found: Estimate) -> Self {
+        let Estimate { count, median: y, low, high, interval } = found;
+        Self { x, y, low, high, count, interval }
+    }
+
+    /// One that is not measured.
+    pub fn at(x: f64, y: f64) -> Self {
+        Self { x, y, low: y, high: y, ..Self::default() }
+    }
 }

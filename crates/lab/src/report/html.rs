@@ -6,18 +6,20 @@ use std::fmt::Write as _;
 use super::plot::{self, Target};
 use super::scene::COLOURS;
 use super::words::escape;
-use super::{Document, PLOTS, Part, Plot, Table, Warning, svg, table};
+use super::{Conclusion, Document, PLOTS, Part, Plot, Table, Warning, svg, table};
 
+/// Longest table that is not folded.
+const ROWS_OPEN: usize = 120;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 /// A browser that enforces this policy loads nothing from elsewhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       base-uri 'none'; form-action 'none'";
 
-/// The whole page.
-pub fn page(document: &Document) -> String {
-    let title = escape(&document.title);
-    let mut html = format!(
+/// The beginning of a page.
+pub fn begin(title: &str) -> String {
+    let title = escape(title);
+    format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -26,8 +28,19 @@ pub fn page(document: &Document) -> String {
          <body>\n<a class=\"skip\" href=\"#content\">Skip to the results</a>\n",
         colours(),
         svg::style(),
-    );
+    )
+}
+
+/// The end of a page.
+pub fn end(html: &mut String) {
+    let _ = write!(html, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n");
+}
+
+/// The whole page.
+pub fn page(document: &Document) -> String {
+    let mut html = begin(&document.title);
     header(&mut html, document);
+    conclusions(&mut html, document);
     contents(&mut html, document);
     html.push_str("<main id=\"content\">\n");
     verdicts(&mut html, document);
@@ -41,7 +54,7 @@ pub fn page(document: &Document) -> String {
         }
     }
     about(&mut html, document);
-    let _ = write!(html, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n");
+    end(&mut html);
     html
 }
 
@@ -102,6 +115,31 @@ fn contents(html: &mut String, document: &Document) {
     html.push_str("</ul>\n</nav>\n");
 }
 
+/// What can be concluded, or that nothing can: before any figure.
+fn conclusions(html: &mut String, document: &Document) {
+    if document.conclusions.is_empty() {
+        return;
+    }
+    html.push_str("<section class=\"conclusions\">\n<h2>What these runs can tell</h2>\n");
+    statements(html, &document.conclusions);
+    html.push_str("</section>\n");
+}
+
+/// The list of what runs can tell.
+pub fn statements(html: &mut String, conclusions: &[Conclusion]) {
+    html.push_str("<ul class=\"statements\">\n");
+    for one in conclusions {
+        let (class, said) = match one.concludes {
+            Some(true) => ("yes", "\u{2713} concludes"),
+            Some(false) => ("no", "\u{2717} cannot tell"),
+            None => ("open", "\u{2013}"),
+        };
+        let what = escape(&one.what);
+        let _ = writeln!(html, "<li><b class=\"{class}\">{said}</b> <span>{what}</span></li>");
+    }
+    html.push_str("</ul>\n");
+}
+
 fn verdicts(html: &mut String, document: &Document) {
     if document.verdicts.is_empty() {
         return;
@@ -117,7 +155,7 @@ fn verdicts(html: &mut String, document: &Document) {
         let _ = writeln!(html, "<li><b class=\"{class}\">{said}</b> <span>{what}</span></li>");
     }
     html.push_str(
-        "</ul>\n<p class=\"note\">Judged on counts (events, copies, calls), not on times.",
+        "</ul>\n<p class=\"note\">Judged on counts (events, copies, calls), which one run shows.",
     );
     html.push_str("</p>\n</section>\n");
 }
@@ -183,7 +221,15 @@ fn table_part(html: &mut String, name: &str, it: &Table) {
     let title = escape(&it.title);
     let _ = writeln!(html, "<section class=\"table\">\n<h3 id=\"{name}\">{title}</h3>");
     paragraphs(html, &it.note, " class=\"note\"");
-    html.push_str(&table::html(it, name, "least and most of the runs that the median is of"));
+    let rows = it.rows.len();
+    // Long ones are for reference: what they come to is above.
+    if rows > ROWS_OPEN {
+        let _ = writeln!(html, "<details class=\"rows\"><summary>{rows} rows</summary>");
+    }
+    html.push_str(&table::html(it, name, "95 % interval of the median"));
+    if rows > ROWS_OPEN {
+        html.push_str("</details>\n");
+    }
     command(html, &it.command, "Repeat, in this folder");
     html.push_str("</section>\n");
 }
@@ -202,7 +248,7 @@ fn plot_part(html: &mut String, name: &str, it: &Plot) {
         "</div>\n<details class=\"figures\"><summary>The figures of this plot</summary>\n{}\
          </details>\n<p class=\"files\">As a file: <a href=\"{PLOTS}/{file}.svg\">SVG</a> \
          <a href=\"{PLOTS}/{file}.png\">PNG</a></p>\n",
-        table::html(&table::of_plot(it), name, "ends of the error bars"),
+        table::html(&table::of_plot(it), name, "95 % interval of the median, the error bar"),
     );
     command(html, &it.command, "Repeat, in this folder");
     html.push_str("</figure>\n");

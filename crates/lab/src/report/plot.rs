@@ -66,6 +66,10 @@ pub fn draw(plot: &Plot, target: Target) -> Scene {
         top += style.gap;
     }
     top = legend::draw(&mut scene, plot, &style, top) + style.gap * 1.5;
+    // The numbers of runs are above the axes.
+    if plot.series.iter().flat_map(|s| &s.points).any(|p| p.count > 0) {
+        top += style.font_px * 1.5;
+    }
     let frame = Frame::of(plot, &style, top);
     let bottom = frame.draw(&mut scene, plot, &style);
     marks::draw(&mut scene, plot, &style, &frame);

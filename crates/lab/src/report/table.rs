@@ -4,7 +4,8 @@
 use std::fmt::Write as _;
 
 use super::words::{escape, number};
-use super::{Plot, Series, Table, Value};
+use super::{Plot, Point, Series, Table, Value};
+use crate::stats::paired::{Estimate, INTERVAL_MIN};
 
 /// Contents of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +60,7 @@ fn column(table: &Table, n: usize) -> Column {
     let values = || table.rows.iter().filter_map(|row| row.get(n));
     let words = values().any(|value| matches!(value, Value::Text(_)));
     let original = values().any(|value| matches!(value, Value::Original(..)));
-    let ours = values().any(|value| matches!(value, Value::Number(..) | Value::Spread { .. }));
+    let ours = values().any(|value| matches!(value, Value::Number(..) | Value::Spread(..)));
     match (words, ours, original) {
         (true, ..) => Column::Words,
         (false, false, true) => Column::Original,
@@ -86,13 +87,18 @@ fn cell<'a>(
             let (exact, shown) = (exact(*value), number(*value, *digits));
             write!(html, "<{open} class=\"n\" data-v=\"{exact}\">{shown}</{close}>")
         }
-        Value::Spread { median, low, high, digits } => {
-            let [shown, low, high] = [median, low, high].map(|v| number(*v, *digits));
-            let exact = exact(*median);
+        Value::Spread(of, digits) => {
+            let [shown, low, high] = [of.median, of.low, of.high].map(|v| number(v, *digits));
+            let (exact, n) = (exact(of.median), of.count);
+            let ends = match (n, of.interval) {
+                (1, _) => String::new(),
+                (_, true) => format!("<span class=\"range\">{low}\u{2013}{high}</span> "),
+                (_, false) => format!("<span class=\"range few\">{low}\u{2013}{high}</span> "),
+            };
             write!(
                 html,
-                "<{open} class=\"n\" data-v=\"{exact}\">{shown} <span class=\"range\">{low}\
-                 \u{2013}{high}</span></{close}>"
+                "<{open} class=\"n\" data-v=\"{exact}\">{shown} {ends}<span class=\"count\">\
+                 n\u{a0}{n}</span></{close}>"
             )
         }
         Value::Original(value, digits) => {
@@ -132,8 +138,17 @@ fn notes(html: &mut String, table: &Table, reasons: &[&str], small: &str) {
                 .into(),
         );
     }
-    if any(|value| matches!(value, Value::Spread { .. })) {
+    if any(|value| matches!(value, Value::Spread(of, _) if of.interval)) {
         keys.push(format!("<span class=\"range\">small</span>: {small}"));
+    }
+    if any(|value| matches!(value, Value::Spread(of, _) if !of.interval && of.count > 1)) {
+        keys.push(format!(
+            "<span class=\"range few\">small, in italics</span>: least and most of fewer than \
+             {INTERVAL_MIN}, too few for an interval"
+        ));
+    }
+    if any(|value| matches!(value, Value::Spread(..))) {
+        keys.push("<span class=\"count\">n</span>: runs or pairs".into());
     }
     if !keys.is_empty() {
         let _ = writeln!(html, "<p class=\"keys\">{}</p>", keys.join(" \u{00b7} "));
@@ -178,8 +193,9 @@ fn value_at(series: &Series, x: f64) -> Value {
     let digits = digits(series.points.iter().map(|p| p.y));
     match series.points.iter().find(|p| p.x == x && p.y.is_finite()) {
         None => Value::Missing(String::new()),
-        Some(p) if p.low < p.y || p.high > p.y => {
-            Value::Spread { median: p.y, low: p.low, high: p.high, digits }
+        Some(p) if p.count > 0 || p.low < p.y || p.high > p.y => {
+            let Point { y: median, low, high, count, interval, .. } = *p;
+            Value::Spread(Estimate { count, median, low, high, interval }, digits)
         }
         Some(p) => Value::Number(p.y, digits),
     }
@@ -197,7 +213,6 @@ fn digits(values: impl Iterator<Item = f64> + Clone) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Point;
     use super::*;
 
     #[test]
@@ -211,7 +226,14 @@ mod tests {
 
     #[test]
     fn figures_of_a_plot_are_sorted_by_x() {
-        let point = |x: f64, y: f64, error: f64| Point { x, y, low: y - error, high: y + error };
+        let of = |median: f64, error: f64| {
+            let (low, high) = (median - error, median + error);
+            Estimate { count: 5, median, low, high, interval: true }
+        };
+        let point = |x: f64, y: f64, error: f64| match error {
+            0.0 => Point::at(x, y),
+            _ => Point::of(x, of(y, error)),
+        };
         let series = |name: &str, points: Vec<Point>| Series {
             name: name.into(),
             points,
@@ -229,7 +251,7 @@ mod tests {
         let table = of_plot(&plot);
         assert_eq!(table.columns, ["guests", "a: Gbit/s", "b: Gbit/s"]);
         let none = || Value::Missing(String::new());
-        let spread = Value::Spread { median: 3.5, low: 3.0, high: 4.0, digits: 3 };
+        let spread = Value::Spread(of(3.5, 0.5), 3);
         assert_eq!(
             table.rows,
             [

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use crate::machine::list;
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
+use crate::stats::paired::{Estimate, holm};
 use crate::stats::{Summary, ratio, ratio_interval};
 use crate::store::{Outcome, Results, tested};
 use crate::study::{Better, Measure, Study};
@@ -108,7 +109,7 @@ impl<'a> Common<'a> {
     fn of(names: &'a [String], all: &'a [Results], study: &dyn Study) -> Self {
         let mut values: BTreeMap<&'static str, BTreeMap<&'a Cell, Values>> = BTreeMap::new();
         for (folder, results) in all.iter().enumerate() {
-            for run in results.used() {
+            for run in &results.runs {
                 for measure in study.facts().measures {
                     let figure = run.figures.get(measure.name).filter(|value| value.is_finite());
                     let Some(figure) = figure else { continue };
@@ -168,8 +169,9 @@ impl<'a> Common<'a> {
                     Some(summary) => Value::Number(of(summary), 3),
                     None => Value::Missing("no cell has a ratio: the base is 0".into()),
                 };
+                let outcomes = outcomes(&pairs);
                 let count = |wanted: Outcome| {
-                    let those = pairs.iter().filter(|(a, b)| tested(a, b).1 == wanted);
+                    let those = outcomes.iter().filter(|(_, outcome)| *outcome == wanted);
                     Value::Number(those.count() as f64, 0)
                 };
                 rows.push(vec![
@@ -181,18 +183,16 @@ impl<'a> Common<'a> {
                     of_ratios(|summary| summary.high),
                     count(Outcome::More),
                     count(Outcome::Less),
-                    count(Outcome::NoDifference),
-                    count(Outcome::TooFewRuns),
+                    count(Outcome::Open),
+                    count(Outcome::TooFew),
                 ]);
             }
         }
-        let all: usize = measures.iter().map(|measure| self.rows(measure).count()).sum();
         let mut note = format!(
-            "Ratios of {} common cells to {}. More, less: cells with p below 0.05. \
-             With {all} tests at that level, about {:.0} differ by chance.",
+            "Ratios of {} common cells to {}. More, less: cells with p below 0.05, corrected for \
+             all cells of the measure (Holm).",
             self.cells.len(),
             self.names[0],
-            all as f64 * 0.05,
         );
         if !self.constant.is_empty() {
             note += &format!(" In all of them: {}.", self.constant);
@@ -201,7 +201,7 @@ impl<'a> Common<'a> {
             note += &format!(" One value in all runs of all folders: {}.", equal.join(", "));
         }
         let columns = ["measure", "folder", "better", "median ratio", "least", "most"];
-        let columns = columns.iter().chain(&["more", "less", "no difference", "too few runs"]);
+        let columns = columns.iter().chain(&["more", "less", "cannot tell", "too few runs"]);
         Table {
             title: format!("All measures, beside {}", self.names[0]),
             note,
@@ -216,11 +216,18 @@ impl<'a> Common<'a> {
         self.rows(measure).filter(move |(_, all)| !all[n].is_empty())
     }
 
+    /// p and result of each cell of a measure that folder `n` has, too.
+    fn tested(&self, measure: &Measure, n: usize) -> BTreeMap<&'a Cell, (f64, Outcome)> {
+        let cells = self.rows_of(measure, n).map(|(cell, _)| cell);
+        let values = self.rows_of(measure, n).map(|(_, all)| (all[n].clone(), all[0].clone()));
+        cells.zip(outcomes(&values.collect::<Vec<_>>())).collect()
+    }
+
     /// All folders in one chart: all cells, or those that differ most.
     fn plot(&self, measure: &Measure) -> Plot {
         let mut cells: Vec<(&Cell, &Values)> = self.rows(measure).collect();
         let common = cells.len();
-        let mut note = "Median of each cell, with the range of its runs.".to_string();
+        let mut note = "Median of each cell.".to_string();
         if common > CHART_CELLS {
             let distance = |(_, all): &(&Cell, &Values)| {
                 let ratios = all[1..].iter().filter_map(|values| ratio(values, &all[0]));
@@ -235,10 +242,10 @@ impl<'a> Common<'a> {
             );
         }
         let series = self.names.iter().enumerate().map(|(n, name)| {
-            let summaries = cells.iter().enumerate().filter_map(|(x, (_, all))| {
-                let Summary { median: y, low, high, .. } = Summary::of(&all[n])?;
-                Some(Point { x: x as f64, y, low, high })
-            });
+            let summaries = cells
+                .iter()
+                .enumerate()
+                .filter_map(|(x, (_, all))| Some(Point::of(x as f64, Estimate::of(&all[n])?)));
             let points = summaries.collect();
             Series { name: name.clone(), points, colour: n, bars: true, ..Series::default() }
         });
@@ -270,22 +277,26 @@ impl<'a> Common<'a> {
             let more = ["ratio", "95 % interval", "p", "result", "runs"];
             columns.extend(more.iter().map(|column| format!("{column}{of}")));
         }
+        let tested: Vec<_> = (1..self.names.len()).map(|n| self.tested(measure, n)).collect();
         let rows = self.rows(measure).map(|(cell, all)| {
             let mut row: Vec<Value> =
                 self.axes.iter().map(|axis| Value::Text(cell.get(axis).into())).collect();
             let digits = digits(Summary::of(&all[0]).map_or(0.0, |summary| summary.median));
-            row.extend(all.iter().map(|values| spread(values, "not measured", digits)));
-            for values in &all[1..] {
-                row.extend(compared(values, &all[0]));
+            let spread =
+                |values: &Vec<f64>| Value::estimate(Estimate::of(values), digits, "not measured");
+            row.extend(all.iter().map(spread));
+            for (values, tested) in all[1..].iter().zip(&tested) {
+                row.extend(compared(values, &all[0], tested.get(cell)));
             }
             row
         });
         Table {
             title: format!("{}, cell by cell", measure.name),
             note: format!(
-                "{} ({}). Better: {}. Median with the range of the runs. Ratio: median of the \
-                 ratios of all pairs of runs, {} below; its interval and p by the two-sided \
-                 Mann-Whitney U test (exact permutation of ranks up to 40 runs).",
+                "{} ({}). Better: {}. Ratio: median of the ratios of all runs of one folder to \
+                 all of the other, {} below, since no two are a pair; its interval and p by the \
+                 two-sided Mann-Whitney U test (exact permutation of ranks up to 40 runs), p \
+                 corrected for all cells of the measure (Holm).",
                 measure.about.trim_end_matches('.'),
                 unit(measure),
                 direction(measure),
@@ -298,11 +309,20 @@ impl<'a> Common<'a> {
     }
 }
 
+/// Corrected p-values and what follows, of cells with the values of a folder and of the base.
+fn outcomes(pairs: &[(Vec<f64>, Vec<f64>)]) -> Vec<(f64, Outcome)> {
+    let p = holm(&pairs.iter().map(|(ours, base)| tested(ours, base)).collect::<Vec<_>>());
+    let outcome = |(p, (ours, base)): (f64, &(Vec<f64>, Vec<f64>))| {
+        (p, Outcome::of_folders(p, ours, base, pairs.len()))
+    };
+    p.into_iter().zip(pairs).map(outcome).collect()
+}
+
 /// Ratio, interval, p, result and number of runs of one cell.
-fn compared(ours: &[f64], base: &[f64]) -> [Value; 5] {
-    if ours.is_empty() {
+fn compared(ours: &[f64], base: &[f64], tested: Option<&(f64, Outcome)>) -> [Value; 5] {
+    let Some((p, outcome)) = tested else {
         return std::array::from_fn(|_| Value::Missing("not measured".into()));
-    }
+    };
     let ratio = match ratio(ours, base) {
         Some(ratio) => Value::Number(ratio, 3),
         None => Value::Missing("the base is 0, or a value is negative".into()),
@@ -311,19 +331,10 @@ fn compared(ours: &[f64], base: &[f64]) -> [Value; 5] {
         Some((low, high)) => Value::Text(format!("{low:.3} to {high:.3}")),
         None => Value::Text("\u{2013}".into()),
     };
-    let (p, outcome) = tested(ours, base);
     // A single run has no spread: whatever its ratio is, it may be chance.
     let once = if ours.len() == 1 || base.len() == 1 { ", n = 1" } else { "" };
     let runs = format!("{} and {}{once}", ours.len(), base.len());
-    [ratio, interval, Value::Number(p, 4), Value::Text(outcome.to_string()), Value::Text(runs)]
-}
-
-fn spread(values: &[f64], why: &str, digits: usize) -> Value {
-    match Summary::of(values) {
-        Some(Summary { count: 1, median, .. }) => Value::Number(median, digits),
-        Some(Summary { median, low, high, .. }) => Value::Spread { median, low, high, digits },
-        None => Value::Missing(why.into()),
-    }
+    [ratio, interval, Value::Number(*p, 4), Value::Text(outcome.to_string()), Value::Text(runs)]
 }
 
 /// Decimal places for about four significant digits.

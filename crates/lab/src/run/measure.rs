@@ -19,13 +19,16 @@ use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
 use crate::report::Verdict;
 use crate::stage::{GuestKind, Stage};
-use crate::store::{Done, Folder, Results, is_disturbed, summary, write_summary};
+use crate::store::{Done, Folder, Results, summary, write_summary};
 use crate::study::{Run, Study};
 
 /// Interval of checks of a running measurement.
 const TICK: Duration = Duration::from_millis(100);
 /// Figures shown of each run; all are in the file.
 const SHOWN: usize = 3;
+
+/// CPU time of other programs, in per cent of one CPU, that is worth a remark while measuring.
+const OTHERS_SHOWN: f64 = 25.0;
 
 /// Result of a study.
 #[derive(Debug, Default)]
@@ -83,9 +86,11 @@ pub fn measure(
             break;
         }
         let expected = seconds(std::slice::from_ref(turn), plan, study, order.guest);
-        progress.begin(format!("{} repeat {}", turn.cell, turn.repeat + 1), expected);
-        if session.missing.contains(&turn.cell) {
+        let again = if turn.again { " again" } else { "" };
+        progress.begin(format!("{} repeat {}{again}", turn.cell, turn.repeat + 1), expected);
+        if let Some((_, why)) = session.missing.iter().find(|(cell, _)| *cell == turn.cell) {
             session.ended.skipped += 1;
+            folder.add(turn, &Err(why.clone()))?;
             progress.pass();
             continue;
         }
@@ -166,8 +171,8 @@ fn wait(
 /// State of a running study.
 struct Session {
     ended: Ended,
-    /// Cells that need something that is missing here.
-    missing: Vec<Cell>,
+    /// Cells that need something that is missing here, and what.
+    missing: Vec<(Cell, String)>,
     /// The reasons already reported.
     reasons: HashSet<String>,
     /// Why no further cell can be measured.
@@ -185,13 +190,15 @@ impl Session {
     ) -> Result<(), Error> {
         match outcome {
             Ok(done) => {
-                folder.add(&done)?;
-                progress.end(&shown(&done, study));
+                let line = shown(&done, study);
+                folder.add(turn, &Ok(done))?;
+                progress.end(&line);
             }
             Err(Fail::Missing(why)) => {
-                self.missing.push(turn.cell.clone());
-                self.ended.skipped += 1;
                 let why = one_line(&why);
+                folder.add(turn, &Err(why.clone()))?;
+                self.missing.push((turn.cell.clone(), why.clone()));
+                self.ended.skipped += 1;
                 // One line per reason: it is the same for most cells.
                 if self.reasons.contains(&why) {
                     progress.pass();
@@ -202,11 +209,11 @@ impl Session {
             }
             Err(Fail::Cell(why)) => {
                 self.ended.failed += 1;
-                folder.add_failed(&turn.cell, turn.repeat, &why)?;
+                folder.add(turn, &Err(one_line(&why)))?;
                 progress.end(&format!("FAILED: {}", one_line(&why)));
             }
             Err(Fail::Over(why)) => {
-                folder.add_failed(&turn.cell, turn.repeat, &why)?;
+                folder.add(turn, &Err(one_line(&why)))?;
                 progress.end(&format!("FAILED: {}", one_line(&why)));
                 self.over = Some(why);
             }
@@ -230,7 +237,7 @@ impl Session {
         }
         if ended.failed > 0 {
             eprintln!(
-                "{} runs failed, see failed.csv; the same command retries them",
+                "{} runs failed, see column 'void' of runs.csv; the same command retries them",
                 ended.failed
             );
         }
@@ -262,8 +269,8 @@ fn shown(done: &Done, study: &dyn Study) -> String {
         Some(format!("{value:.digits$} {unit}"))
     });
     let mut text = figures.take(SHOWN).collect::<Vec<_>>().join(", ");
-    if is_disturbed(done) {
-        text += &format!(" (disturbed: other programs used {:.0} % of a CPU)", done.others_percent);
+    if done.others_percent > OTHERS_SHOWN {
+        text += &format!(" (other programs used {:.0} % of a CPU)", done.others_percent);
     }
     text
 }

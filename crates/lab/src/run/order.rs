@@ -13,7 +13,6 @@ use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Plan, Scale, Turn};
 use crate::stage::vm::newest_kernel;
 use crate::stage::{GuestKind, Proto, need};
-use crate::store::Done;
 use crate::study::Studies;
 use crate::study::Study;
 use api::near::did_you_mean;
@@ -165,11 +164,8 @@ impl Order {
     }
 
     /// The runs that are missing from `there`.
-    pub fn left(&self, there: &[Done]) -> Vec<Turn> {
-        let done = |turn: &Turn| {
-            there.iter().any(|run| run.repeat == turn.repeat && run.cell == turn.cell)
-        };
-        self.plan.turns(self.study).into_iter().filter(|turn| !done(turn)).collect()
+    pub fn left(&self, there: &[Turn]) -> Vec<Turn> {
+        self.plan.turns(self.study).into_iter().filter(|turn| !there.contains(turn)).collect()
     }
 
     /// How long the rest takes, in seconds.
@@ -178,7 +174,7 @@ impl Order {
     }
 
     /// Rejects studies that take very long, unless requested explicitly.
-    pub fn check_length(&self, ask: &Ask, there: &[Done]) -> Result<(), Error> {
+    pub fn check_length(&self, ask: &Ask, there: &[Turn]) -> Result<(), Error> {
         let left = self.left(there);
         let takes = self.seconds(&left);
         if takes > LONG_S && ask.scale != Scale::Full && ask.plan.is_none() {
@@ -205,7 +201,7 @@ impl Order {
     }
 
     /// Describes what would be measured.
-    pub fn described(&self, there: &[Done], as_json: bool) -> String {
+    pub fn described(&self, there: &[Turn], as_json: bool) -> String {
         let (cells, left) = (self.plan.cells(self.study), self.left(there));
         let takes = self.seconds(&left);
         if as_json {
@@ -227,14 +223,15 @@ impl Order {
     }
 
     /// Summarizes cells, runs and time.
-    pub fn in_short(&self, there: &[Done]) -> String {
+    pub fn in_short(&self, there: &[Turn]) -> String {
         let left = self.left(there);
         format!(
-            "{}: {} cells, {} repeats of {} s: {} runs left to do, about {}; into {}",
+            "{}: {} cells, {} repeats of {} s{}: {} runs left to do, about {}; into {}",
             self.study.facts().name,
             self.plan.cells(self.study).len(),
             self.plan.repeats,
             self.plan.seconds,
+            if self.plan.control { ", and a control" } else { "" },
             left.len(),
             length(self.seconds(&left)),
             self.out.display()

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::beside;
+use super::{beside, power};
 use crate::error::Error;
 use crate::machine::{Machine, list};
-use crate::report::{self, Document, Part, Verdict, Warning};
-use crate::store::{Results, is_disturbed};
+use crate::report::{self, Conclusion, Document, Part, Verdict, Warning};
+use crate::stats::Summary;
+use crate::store::Results;
 use crate::study::Study;
 
 /// Writes the page and its plots into a folder; several results, with one of `names` each, are
@@ -18,11 +19,16 @@ pub fn write(
     all: &[Results],
     study: &dyn Study,
 ) -> Result<PathBuf, Error> {
-    let document = document(names, all, study);
-    report::write(folder, &document).map_err(|error| Error::failed(error.to_string()))
+    write_document(folder, &document(names, all, study))
 }
 
-fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
+/// Writes a page and its plots into a folder.
+pub fn write_document(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
+    report::write(folder, document).map_err(|error| Error::failed(error.to_string()))
+}
+
+/// Makes the report of results, without writing it.
+pub fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
     let mut document = Document {
         title: study.facts().name.into(),
         question: study.facts().about.into(),
@@ -53,6 +59,9 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
         };
         let warnings = warnings(results, study).into_iter();
         document.warnings.extend(warnings.map(|w| Warning { what: cell(w.what), ..w }));
+        let found = power::conclusions(results, study).into_iter();
+        let found = found.map(|c| Conclusion { what: format!("{which}{}", c.what), ..c });
+        document.conclusions.extend(found);
         let verdicts = study.judge(results).into_iter();
         let verdicts = verdicts.map(|v| Verdict { what: format!("{which}{}", v.what), ..v });
         document.verdicts.extend(verdicts);
@@ -71,7 +80,9 @@ fn document(names: &[String], all: &[Results], study: &dyn Study) -> Document {
 
 /// Tables and plots of the results with index `i`, with the commands that repeat them.
 fn parts(i: usize, results: &Results, study: &dyn Study, several: bool) -> Vec<Part> {
-    let mut parts = study.report(results);
+    let mut parts = Vec::from_iter(power::claims(results, study));
+    parts.extend(study.report(results));
+    parts.extend(power::comparisons(results, study));
     for part in &mut parts {
         let command = match part {
             Part::Table(table) => &mut table.command,
@@ -136,8 +147,6 @@ fn machine(machine: &Machine) -> Vec<(String, String)> {
 
 fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
     let plan = &results.plan;
-    let far = results.runs.iter().filter(|run| results.is_far(run)).count();
-    let disturbed = results.runs.iter().filter(|run| is_disturbed(run)).count();
     let last = plan.axes.last().map_or("", |axis| &axis.name);
     let mut rows = vec![
         ("cells".to_string(), plan.cells(study).len().to_string()),
@@ -147,16 +156,34 @@ fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
         ("side by side".into(), format!("values of {last}, forwards and backwards in turn")),
         ("command".into(), results.command.clone()),
     ];
-    let nearest = results.nearest_ns();
-    if nearest > 0.0 {
-        let ns = format!("{nearest:.0} ns round trip at best; {far} runs far above that");
+    if let Some(of) = Results::distances(results.runs.iter()) {
+        let ns = format!(
+            "{:.0} ns round trip, {:.0} to {:.0}; a covariate: no run is left out for it",
+            of.median, of.low, of.high
+        );
         rows.push(("distance of the CPUs".into(), ns));
     }
-    rows.push(("disturbed".into(), format!("{disturbed} runs, by other programs")));
-    let out = results.runs.len() - results.used().len();
+    let others = results.runs.iter().map(|run| run.others_percent).collect::<Vec<_>>();
+    if let Some(of) = Summary::of(&others) {
+        let percent = format!(
+            "{:.0} % of a CPU, {:.0} to {:.0}; no run is left out for it",
+            of.median, of.low, of.high
+        );
+        rows.push(("other programs used".into(), percent));
+    }
+    let repeated = results.void.iter().filter(|void| void.repeated).count();
     rows.push((
-        "left out of medians".into(),
-        format!("{out} runs excluded (far or disturbed); their cells have others"),
+        "void".into(),
+        format!(
+            "{} attempts without a result, {repeated} of them repeated; runs.csv has the reasons",
+            results.void.len()
+        ),
+    ));
+    rows.push((
+        "statistics".into(),
+        "ratios: medians of pairs, two runs of one round, with 95 % bootstrap intervals; tests: \
+         Wilcoxon's signed ranks, no change by two one-sided tests, corrected by Holm's method"
+            .into(),
     ));
     rows
 }
@@ -168,13 +195,10 @@ fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
     for cell in results.plan.cells(study) {
         if !has.contains(&cell) {
             rows.push(warning(cell.to_string(), "not measured"));
-        } else if !results.runs.iter().any(|run| run.cell == cell && results.is_quiet(run)) {
-            rows.push(warning(cell.to_string(), "all runs far or disturbed by other programs"));
         }
     }
-    let used = results.used();
     for cell in has.iter().filter(|_| results.plan.repeats > 1) {
-        if used.iter().filter(|run| run.cell == **cell).count() == 1 {
+        if results.runs.iter().filter(|run| run.cell == **cell).count() == 1 {
             rows.push(warning(cell.to_string(), "n = 1: of a single run, without spread"));
         }
     }
@@ -182,7 +206,8 @@ fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
         let why = "each cell was measured once: there is no spread, and a difference may be chance";
         rows.push(warning(String::new(), why));
     }
-    rows.extend(results.failed.iter().map(|(cell, why)| warning(cell.to_string(), why)));
+    let void = results.void.iter().filter(|void| !void.repeated);
+    rows.extend(void.map(|void| warning(void.turn.cell.to_string(), &void.why)));
     let unique: BTreeSet<Warning> = rows.drain(..).collect();
     unique.into_iter().collect()
 }

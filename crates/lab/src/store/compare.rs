@@ -4,10 +4,8 @@ use std::fmt;
 
 use super::{Done, Results};
 use crate::plan::Cell;
-use crate::stats::{Summary, mann_whitney, mann_whitney_min};
-
-/// Level of significance: samples differ if the p-value is lower.
-pub const SIGNIFICANCE: f64 = 0.05;
+use crate::stats::paired::{self, Estimate, SIGNIFICANCE};
+use crate::stats::{mann_whitney, mann_whitney_min};
 
 /// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,10 +14,12 @@ pub enum Outcome {
     More,
     /// Less than the base.
     Less,
-    /// No significant difference, with enough runs to detect one.
-    NoDifference,
-    /// Too few runs for a significant difference, whatever their values.
-    TooFewRuns,
+    /// No change: within the study's margin.
+    NoChange,
+    /// Neither a difference nor its absence is shown.
+    Open,
+    /// Too few pairs for either, whatever their values.
+    TooFew,
 }
 
 impl fmt::Display for Outcome {
@@ -27,8 +27,9 @@ impl fmt::Display for Outcome {
         f.write_str(match self {
             Self::More => "more",
             Self::Less => "less",
-            Self::NoDifference => "no difference",
-            Self::TooFewRuns => "too few runs to tell",
+            Self::NoChange => "no change",
+            Self::Open => "cannot tell",
+            Self::TooFew => "too few pairs to tell",
         })
     }
 }
@@ -46,106 +47,141 @@ pub struct Comparison {
     pub value: String,
     /// Name of the measure.
     pub measure: String,
-    /// Median divided by that of the base; `None` if the latter is 0.
-    pub ratio: Option<f64>,
-    /// Minimum and maximum ratio of pairs: runs of the same repeat.
-    pub range: Option<(f64, f64)>,
-    /// Number of runs of the value and of the base.
-    pub runs: (usize, usize),
-    /// p-value of the two-sided Mann-Whitney U test.
+    /// Median of the ratios of pairs; `None` if the base is 0.
+    pub ratio: Option<Estimate>,
+    /// Number of pairs: runs of both in one round.
+    pub pairs: usize,
+    /// Median distance of the CPUs in the runs of the value and of the base, in ns; 0: unknown.
+    pub distance_ns: (f64, f64),
+    /// p-value of Wilcoxon's two-sided signed-rank test for a difference, corrected by Holm's
+    /// method for all comparisons of the measure.
     pub p: f64,
+    /// p-value of two one-sided tests for no change, corrected likewise.
+    pub p_same: f64,
     /// Result.
     pub outcome: Outcome,
 }
 
 impl Results {
     /// Returns all comparisons of a measure, in the order of the cells. The base is the first value
-    /// of the last axis that has runs.
-    pub fn compare(&self, measure: &str) -> Vec<Comparison> {
+    /// of the last axis that has runs. Ratios from 1 / `margin` to `margin` are no change.
+    pub fn compare(&self, measure: &str, margin: f64) -> Vec<Comparison> {
         let Some(axis) = self.plan.axes.last() else { return Vec::new() };
-        self.compare_in_order(measure, &axis.name, axis.values.iter().collect())
+        self.compare_in_order(measure, margin, &axis.name, axis.values.iter().collect())
     }
 
     /// Returns all comparisons of a measure with `base`, a value of the last axis: none where it
     /// has no runs.
-    pub fn compare_with(&self, measure: &str, base: &str) -> Vec<Comparison> {
+    pub fn compare_with(&self, measure: &str, margin: f64, base: &str) -> Vec<Comparison> {
         let Some(axis) = self.plan.axes.last() else { return Vec::new() };
         let (first, rest): (Vec<_>, Vec<_>) = axis.values.iter().partition(|v| *v == base);
-        let mut found = self.compare_in_order(measure, &axis.name, [first, rest].concat());
+        let order = [first, rest].concat();
+        let mut found = self.compare_in_order(measure, margin, &axis.name, order);
         found.retain(|comparison| comparison.base == base);
         found
     }
 
-    fn compare_in_order(&self, measure: &str, axis: &str, values: Vec<&String>) -> Vec<Comparison> {
-        let used = self.used();
+    fn compare_in_order(
+        &self,
+        measure: &str,
+        margin: f64,
+        axis: &str,
+        values: Vec<&String>,
+    ) -> Vec<Comparison> {
         let mut outers: Vec<&[(String, String)]> = Vec::new();
-        for run in &used {
+        for run in &self.runs {
             if !outers.contains(&run.cell.outer()) {
                 outers.push(run.cell.outer());
             }
         }
         let mut found = Vec::new();
+        let mut effects = Vec::new();
         for outer in outers {
             let of = |value: &String| -> Vec<&Done> {
-                let here = used.iter().filter(|run| run.cell.outer() == outer);
+                let here = self.runs.iter().filter(|run| run.cell.outer() == outer);
                 let with = here.filter(|run| run.cell.last() == value);
-                with.filter(|run| run.figures.contains_key(measure)).copied().collect()
+                with.filter(|run| run.figures.contains_key(measure)).collect()
             };
             let mut sets = values.iter().map(|value| (*value, of(value)));
             let Some((base, base_runs)) = sets.find(|(_, runs)| !runs.is_empty()) else { continue };
             for (value, runs) in sets.filter(|(_, runs)| !runs.is_empty()) {
-                let numbers = compare(&runs, &base_runs, measure);
+                let pairs = paired_up(&runs, &base_runs, measure);
+                let distance = |runs: &[&Done]| {
+                    Self::distances(runs.iter().copied()).map_or(0.0, |summary| summary.median)
+                };
                 found.push(Comparison {
                     cell: Cell(outer.to_vec()),
                     axis: axis.into(),
                     base: base.clone(),
                     value: value.clone(),
                     measure: measure.into(),
-                    ..numbers
+                    ratio: Estimate::of_pairs(&pairs),
+                    pairs: pairs.len(),
+                    distance_ns: (distance(&runs), distance(&base_runs)),
+                    p: 1.0,
+                    p_same: 1.0,
+                    outcome: Outcome::TooFew,
                 });
+                effects.push(
+                    pairs
+                        .iter()
+                        .map(|(ours, base)| paired::effect(*ours, *base))
+                        .collect::<Vec<_>>(),
+                );
             }
         }
+        judge(&mut found, &effects, margin);
         found
     }
 }
 
-fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
-    let figures = |runs: &[&Done]| runs.iter().map(|run| run.figures[measure]).collect::<Vec<_>>();
-    let (ours, theirs) = (figures(runs), figures(base));
-    let median = |values: &[f64]| Summary::of(values).map_or(0.0, |summary| summary.median);
-    let ratio = |a: f64, b: f64| (b != 0.0).then(|| a / b);
+/// Returns the figures of runs of the same round.
+fn paired_up(runs: &[&Done], base: &[&Done], measure: &str) -> Vec<(f64, f64)> {
     let pairs = runs.iter().filter_map(|run| {
         let paired = base.iter().find(|other| other.repeat == run.repeat)?;
-        ratio(run.figures[measure], paired.figures[measure])
+        Some((run.figures[measure], paired.figures[measure]))
     });
-    let range = Summary::of(&pairs.collect::<Vec<_>>()).map(|ratios| (ratios.low, ratios.high));
-    let (p, outcome) = tested(&ours, &theirs);
-    Comparison {
-        cell: Cell(Vec::new()),
-        axis: String::new(),
-        base: String::new(),
-        value: String::new(),
-        measure: String::new(),
-        ratio: ratio(median(&ours), median(&theirs)),
-        range,
-        runs: (ours.len(), theirs.len()),
-        p,
-        outcome,
+    pairs.collect()
+}
+
+/// Tests all comparisons of a table together.
+fn judge(found: &mut [Comparison], effects: &[Vec<f64>], margin: f64) {
+    let differ: Vec<f64> = effects.iter().map(|of| paired::signed_rank(of)).collect();
+    let same: Vec<f64> = effects.iter().map(|of| paired::equivalent(of, margin.ln())).collect();
+    let (differ, same) = (paired::holm(&differ), paired::holm(&same));
+    let tests = effects.len() as f64;
+    for (n, comparison) in found.iter_mut().enumerate() {
+        (comparison.p, comparison.p_same) = (differ[n], same[n]);
+        comparison.outcome = if differ[n] < SIGNIFICANCE {
+            // The direction is that of the ranks, which were tested.
+            let above = paired::signed_rank_above(&effects[n]) < 0.5;
+            if above { Outcome::More } else { Outcome::Less }
+        } else if same[n] < SIGNIFICANCE {
+            Outcome::NoChange
+        // The least p-value of either test: half of that for a difference, for no change.
+        } else if paired::signed_rank_min(effects[n].len()) / 2.0 * tests >= SIGNIFICANCE {
+            Outcome::TooFew
+        } else {
+            Outcome::Open
+        };
     }
 }
 
-/// Tests whether a sample differs from a base: the p-value of the two-sided Mann-Whitney U test,
-/// and what follows at `SIGNIFICANCE`.
-pub fn tested(ours: &[f64], base: &[f64]) -> (f64, Outcome) {
-    let p = mann_whitney(ours, base);
-    let outcome = if p < SIGNIFICANCE {
-        // The direction is that of the ranks, which were tested, not of the medians.
-        let above = ours.iter().flat_map(|a| base.iter().map(move |b| a.total_cmp(b) as i32));
-        if above.sum::<i32>() > 0 { Outcome::More } else { Outcome::Less }
-    } else if mann_whitney_min(ours.len(), base.len()) >= SIGNIFICANCE {
-        Outcome::TooFewRuns
-    } else {
-        Outcome::NoDifference
-    };
-    (p, outcome)
+/// Tests whether a sample differs from that of another folder, of which no run is a pair of one
+/// here: the p-value of the two-sided Mann-Whitney U test.
+pub fn tested(ours: &[f64], base: &[f64]) -> f64 {
+    mann_whitney(ours, base)
+}
+
+impl Outcome {
+    /// What follows from a corrected p-value of [`tested`], of `tests` in a table.
+    pub fn of_folders(p: f64, ours: &[f64], base: &[f64], tests: usize) -> Self {
+        if p < SIGNIFICANCE {
+            // The direction is that of the ranks, which were tested, not of the medians.
+            let above = ours.iter().flat_map(|a| base.iter().map(move |b| a.total_cmp(b) as i32));
+            return if above.sum::<i32>() > 0 { Self::More } else { Self::Less };
+        }
+        let least = mann_whitney_min(ours.len(), base.len()) * tests as f64;
+        if least >= SIGNIFICANCE { Self::TooFew } else { Self::Open }
+    }
 }

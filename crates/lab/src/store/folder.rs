@@ -6,18 +6,19 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::csv;
-use super::{Done, Results};
+use super::{Done, Results, Void};
 use crate::error::Error;
 use crate::machine::Features;
 use crate::machine::Machine;
-use crate::plan::{Cell, Plan};
+use crate::plan::{Cell, Plan, Turn};
 use crate::study::Study;
 
 /// Columns of `runs.csv` between axes and measures.
-const RUN_COLUMNS: [&str; 3] = ["repeat", "distance_ns", "others_percent"];
+const RUN_COLUMNS: [&str; 5] = ["repeat", "again", "distance_ns", "others_percent", "void"];
+/// The same of versions without a control, which did not keep void runs in that file.
+const OLD_COLUMNS: [&str; 3] = ["repeat", "distance_ns", "others_percent"];
 const PLAN: &str = "plan.toml";
 const RUNS: &str = "runs.csv";
-const FAILED: &str = "failed.csv";
 const MACHINE: &str = "machine.json";
 const SUMMARY: &str = "summary.json";
 
@@ -35,6 +36,15 @@ pub struct Folder {
 struct Columns {
     axes: Vec<String>,
     measures: Vec<String>,
+    /// Those between axes and measures.
+    of_run: &'static [&'static str],
+}
+
+/// A line of `runs.csv`.
+struct Line {
+    turn: Turn,
+    /// The result, or why there is none.
+    outcome: Result<Done, String>,
 }
 
 impl Columns {
@@ -42,92 +52,127 @@ impl Columns {
         let axes = plan.axes.iter().map(|axis| axis.name.clone()).collect();
         let measures =
             study.facts().measures.iter().map(|measure| measure.name.to_string()).collect();
-        Self { axes, measures }
+        Self { axes, measures, of_run: &RUN_COLUMNS }
     }
 
     fn header(&self) -> String {
         let (axes, measures) = (self.axes.iter(), self.measures.iter());
-        let axes = axes.map(String::as_str).chain(RUN_COLUMNS);
+        let axes = axes.map(String::as_str).chain(self.of_run.iter().copied());
         csv::line(axes.chain(measures.map(String::as_str)))
     }
 
-    fn line(&self, done: &Done) -> String {
+    /// Those of a file with this header; `None`: of another study or version.
+    fn of_header(self, header: &str) -> Option<Self> {
+        let versions = [&RUN_COLUMNS[..], &OLD_COLUMNS];
+        let mut versions = versions.into_iter().map(|of_run| Self { of_run, ..self.clone() });
+        versions.find(|columns| columns.header().trim_end() == header)
+    }
+
+    fn line(&self, turn: &Turn, outcome: &Result<Done, String>) -> String {
         let mut values: Vec<String> =
-            self.axes.iter().map(|axis| done.cell.get(axis).to_string()).collect();
-        values.push(done.repeat.to_string());
-        values.push(format!("{:.0}", done.distance_ns));
-        values.push(format!("{:.1}", done.others_percent));
-        let figure = |name| done.figures.get(name).map_or(String::new(), ToString::to_string);
+            self.axes.iter().map(|axis| turn.cell.get(axis).to_string()).collect();
+        values.extend([turn.repeat.to_string(), u32::from(turn.again).to_string()]);
+        match outcome {
+            Ok(done) => {
+                let covariates = [format!("{:.0}", done.distance_ns), one_digit(done)];
+                values.extend(covariates.into_iter().chain([String::new()]));
+            }
+            Err(why) => values.extend([String::new(), String::new(), why.clone()]),
+        }
+        let figure = |name| {
+            let figure = outcome.as_ref().ok().and_then(|done| done.figures.get(name));
+            figure.map_or(String::new(), ToString::to_string)
+        };
         values.extend(self.measures.iter().map(figure));
         csv::line(values.iter().map(String::as_str))
     }
 
-    fn parse(&self, line: &str) -> Option<Done> {
+    fn parse(&self, line: &str) -> Option<Line> {
         let values = csv::values(line)?;
-        if values.len() != self.axes.len() + RUN_COLUMNS.len() + self.measures.len() {
+        if values.len() != self.axes.len() + self.of_run.len() + self.measures.len() {
             return None;
         }
         let (axes, rest) = values.split_at(self.axes.len());
-        let (of_run, measures) = rest.split_at(RUN_COLUMNS.len());
+        let (of_run, measures) = rest.split_at(self.of_run.len());
+        let of_run = |name: &str| {
+            let at = self.of_run.iter().position(|known| *known == name);
+            at.map_or("", |at| &of_run[at])
+        };
         let cell = Cell(self.axes.iter().cloned().zip(axes.iter().cloned()).collect());
+        let repeat = of_run("repeat").parse().ok()?;
+        let turn = Turn { cell: cell.clone(), repeat, again: of_run("again") == "1" };
+        if !of_run("void").is_empty() {
+            return Some(Line { turn, outcome: Err(of_run("void").into()) });
+        }
         let mut figures = BTreeMap::new();
         for (name, value) in
             self.measures.iter().zip(measures).filter(|(_, value)| !value.is_empty())
         {
             figures.insert(name.clone(), value.parse().ok()?);
         }
-        Some(Done {
-            cell,
-            repeat: of_run[0].parse().ok()?,
-            distance_ns: of_run[1].parse().ok()?,
-            others_percent: of_run[2].parse().ok()?,
-            figures,
-        })
+        let distance_ns = of_run("distance_ns").parse().ok()?;
+        let others_percent = of_run("others_percent").parse().ok()?;
+        let done = Done { cell, repeat, distance_ns, others_percent, figures };
+        Some(Line { turn, outcome: Ok(done) })
     }
 }
 
+fn one_digit(done: &Done) -> String {
+    format!("{:.1}", done.others_percent)
+}
+
+const DIFFER: &str = "its columns differ from those of this version of pvswitch; nothing was \
+                      changed: use another --out, or the version that wrote it";
+
 /// Contents of `runs.csv`.
 struct Read {
-    runs: Vec<Done>,
+    lines: Vec<Line>,
+    columns: Columns,
     /// Length of the complete lines if an incomplete one follows.
     whole: Option<u64>,
+}
+
+const EARLIER: &str = "measured by an earlier version, which kept no void runs: 'lab report' reads \
+                       it; to measure, use another --out";
+
+impl Read {
+    /// The turns that have a result.
+    fn done(&self) -> Vec<Turn> {
+        let done = self.lines.iter().filter(|line| line.outcome.is_ok());
+        done.map(|line| line.turn.clone()).collect()
+    }
 }
 
 fn failed(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::Failed(format!("{}: {what}", path.display()))
 }
 
-fn read_runs(path: &Path, columns: &Columns) -> Result<Read, Error> {
+fn read_runs(path: &Path, columns: Columns) -> Result<Read, Error> {
     let bytes = fs::read(path).map_err(|error| failed(path, error))?;
     let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let text = std::str::from_utf8(&bytes[..end])
         .map_err(|_| failed(path, "damaged: not UTF-8; remove it, or use another --out"))?;
     let whole = (end < bytes.len()).then_some(end as u64);
     let mut lines = text.lines();
-    match lines.next() {
-        None => return Ok(Read { runs: Vec::new(), whole }),
-        Some(header) if format!("{header}\n") == columns.header() => {}
-        Some(_) => {
-            let what = "its columns differ from those of this version of pvswitch; nothing was \
-                        changed: use another --out, or the version that wrote it";
-            return Err(failed(path, what));
-        }
-    }
-    let mut runs = Vec::new();
+    let columns = match lines.next() {
+        None => return Ok(Read { lines: Vec::new(), columns, whole }),
+        Some(header) => columns.of_header(header).ok_or_else(|| failed(path, DIFFER))?,
+    };
+    let mut read = Vec::new();
     for (i, line) in lines.enumerate() {
         let run = columns.parse(line).ok_or_else(|| {
             failed(path, format!("line {}: not a run; remove the line, then resume", i + 2))
         })?;
-        runs.push(run);
+        read.push(run);
     }
-    Ok(Read { runs, whole })
+    Ok(Read { lines: read, columns, whole })
 }
 
 /// Returns the runs in a folder that a measurement of this plan can resume from; changes nothing.
 ///
 /// # Errors
 /// The folder has other contents.
-pub fn existing_runs(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Done>, Error> {
+pub fn existing_runs(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Turn>, Error> {
     if !path.exists() {
         return Ok(Vec::new());
     }
@@ -157,7 +202,11 @@ pub fn existing_runs(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<
     if !runs.exists() {
         return Ok(Vec::new());
     }
-    Ok(read_runs(&runs, &Columns::of(plan, study))?.runs)
+    let read = read_runs(&runs, Columns::of(plan, study))?;
+    if read.columns.of_run != RUN_COLUMNS {
+        return Err(failed(&runs, EARLIER));
+    }
+    Ok(read.done())
 }
 
 impl Folder {
@@ -168,7 +217,7 @@ impl Folder {
         study: &dyn Study,
         machine: &Machine,
         say: &mut dyn FnMut(String),
-    ) -> Result<(Self, Vec<Done>), Error> {
+    ) -> Result<(Self, Vec<Turn>), Error> {
         existing_runs(path, plan, study)?;
         fs::create_dir_all(path).map_err(|error| failed(path, error))?;
         let plan_file = path.join(PLAN);
@@ -184,9 +233,9 @@ impl Folder {
         }
         let columns = Columns::of(plan, study);
         let runs_file = path.join(RUNS);
-        let mut runs = Vec::new();
+        let (mut runs, mut has_runs) = (Vec::new(), false);
         if runs_file.exists() {
-            let read = read_runs(&runs_file, &columns)?;
+            let read = read_runs(&runs_file, columns.clone())?;
             if let Some(whole) = read.whole {
                 let kept = repair(&runs_file, whole)?;
                 say(format!(
@@ -195,9 +244,10 @@ impl Folder {
                     kept.display()
                 ));
             }
-            runs = read.runs;
+            has_runs = !read.lines.is_empty();
+            runs = read.done();
         }
-        check_machine(path, machine, !runs.is_empty())?;
+        check_machine(path, machine, has_runs)?;
         let mut file = OpenOptions::new()
             .create(true)
             .append(true)
@@ -210,30 +260,15 @@ impl Folder {
         Ok((Self { path: path.into(), runs: file, columns, _lock: lock }, runs))
     }
 
-    /// Adds a finished run and syncs it to disk.
-    pub fn add(&mut self, done: &Done) -> Result<(), Error> {
-        let unknown = done.figures.keys().find(|name| !self.columns.measures.contains(name));
-        if let Some(name) = unknown {
+    /// Adds a run, or why it has no result, and syncs it to disk.
+    pub fn add(&mut self, turn: &Turn, outcome: &Result<Done, String>) -> Result<(), Error> {
+        let mut names = outcome.iter().flat_map(|done| done.figures.keys());
+        if let Some(name) = names.find(|name| !self.columns.measures.contains(name)) {
             return Err(failed(&self.path, format!("the study has no measure '{name}'")));
         }
-        let line = self.columns.line(done);
+        let line = self.columns.line(turn, outcome);
         let written = self.runs.write_all(line.as_bytes()).and_then(|()| self.runs.sync_data());
         written.map_err(|error| failed(&self.path.join(RUNS), error))
-    }
-
-    /// Adds a failed run.
-    pub fn add_failed(&self, cell: &Cell, repeat: u32, why: &str) -> Result<(), Error> {
-        let path = self.path.join(FAILED);
-        let axes = self.columns.axes.iter().map(String::as_str);
-        let mut text = String::new();
-        if !path.exists() {
-            text += &csv::line(axes.clone().chain(["repeat", "error"]));
-        }
-        let repeat = repeat.to_string();
-        text += &csv::line(axes.map(|axis| cell.get(axis)).chain([repeat.as_str(), why]));
-        let file = OpenOptions::new().create(true).append(true).open(&path);
-        file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(|error| failed(&path, error))
     }
 
     /// Adds features that guests negotiated to `machine.json`.
@@ -307,31 +342,27 @@ impl Results {
         say: &mut dyn FnMut(String),
     ) -> Result<Self, Error> {
         let file = path.join(RUNS);
-        let Read { mut runs, whole } = read_runs(&file, &Columns::of(&plan, study))?;
+        let Read { lines, whole, .. } = read_runs(&file, Columns::of(&plan, study))?;
         if whole.is_some() {
             say(format!("{}: its last line is incomplete and ignored", file.display()));
         }
+        let (mut runs, mut controls, mut void) = (Vec::new(), Vec::new(), Vec::new());
         let mut seen = BTreeSet::new();
-        runs.retain(|run| seen.insert((run.cell.clone(), run.repeat)));
+        for Line { turn, outcome } in lines {
+            match outcome {
+                // The first result of a turn counts.
+                Ok(_) if !seen.insert(turn.clone()) => {}
+                Ok(done) if turn.again => controls.push(done),
+                Ok(done) => runs.push(done),
+                Err(why) => void.push(Void { turn, why, repeated: false }),
+            }
+        }
+        for attempt in &mut void {
+            attempt.repeated = seen.contains(&attempt.turn);
+        }
         let machine = read_machine(path)?;
-        let mut failed = read_failed(path, &plan);
-        failed.retain(|(cell, repeat, _)| !seen.contains(&(cell.clone(), *repeat)));
-        let failed = failed.into_iter().map(|(cell, _, why)| (cell, why)).collect();
-        Ok(Self { command: machine.command.clone(), plan, runs, machine, failed })
+        Ok(Self { command: machine.command.clone(), plan, runs, machine, controls, void })
     }
-}
-
-/// Reads `failed.csv`; unreadable lines are ignored, because nothing depends on them.
-fn read_failed(path: &Path, plan: &Plan) -> Vec<(Cell, u32, String)> {
-    let text = fs::read_to_string(path.join(FAILED)).unwrap_or_default();
-    let parse = |line: &str| {
-        let values = csv::values(line)?;
-        let (axes, rest) = values.split_at_checked(plan.axes.len())?;
-        let names = plan.axes.iter().map(|axis| axis.name.clone());
-        let cell = Cell(names.zip(axes.iter().cloned()).collect());
-        Some((cell, rest.first()?.parse().ok()?, rest.get(1)?.clone()))
-    };
-    text.lines().skip(1).filter_map(parse).collect()
 }
 
 /// Whether a folder holds results.

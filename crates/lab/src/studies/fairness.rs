@@ -3,19 +3,23 @@
 use std::collections::BTreeMap;
 
 use super::bulk::Bulk;
+use crate::claims::{Claim, Expect};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Original, Verdict};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stage::{Link, NicOptions, SwitchOptions};
+use crate::stats::paired::Estimate;
 use crate::stats::{Summary, jain};
 use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
-/// Minimum share of any guest, relative to an equal share.
+/// Minimum share of any guest in any run, relative to an equal share: below, it is stalled.
 const SHARE_LEAST: f64 = 0.01;
-/// Minimum of Jain's index, as median of all runs.
+/// Minimum of Jain's index, as median of all runs, where there are too few for more.
 const JAIN_LEAST: f64 = 0.8;
+/// Minimum of Jain's index and of the least share, as medians of each cell.
+const CELL_LEAST: [(&str, f64); 2] = [("jain", 0.95), ("least_share", 0.5)];
 /// Maximum by which the index of a worker per port may be below that of one for all.
 const JAIN_LESS: f64 = 0.05;
 
@@ -23,8 +27,9 @@ const ABOUT: &str = "\
 Shared is one worker that serves all ports, like the few threads of the unpatched kernel; \
 per-port is one worker for each, like the kernel with NAPI and a thread per interface. x is the \
 number of guests, the left axis the throughput of all of them together, the right axis the CPU \
-time of the switch in per cent of one CPU. Points are means, error bars one standard deviation. \
-The network outside is the host's own, through a TAP port.
+time of the switch in per cent of one CPU. Points are medians with their interval, where the \
+original study has means with one standard deviation. The network outside is the host's own, \
+through a TAP port.
 
 The original study has its figures in pictures only, so there is no table of them beside ours. It \
 ran on twelve cores; on a machine with fewer CPUs than guests, the workers of per-port share \
@@ -80,6 +85,9 @@ const FACTS: Facts = Facts {
     takes_proto: true,
     tools: &["iperf3", "ping", "ip", "nsenter"],
     together: None,
+    // Its figures are pictures; less cannot be read from them.
+    margin: 1.05,
+    control: &[("direction", "to-guest"), ("guests", "4"), ("streams", "1")],
 };
 
 impl Study for Fairness {
@@ -90,9 +98,9 @@ impl Study for Fairness {
     fn plan(&self, scale: Scale) -> Plan {
         let (guests, streams, seconds, repeats): (&[u32], &[u32], f64, u32) = match scale {
             Scale::Smallest => (&[1, 3], &[1], 1.0, 2),
-            Scale::Quick => (&[1, 2, 4, 8], &[1, 4], 1.0, 2),
-            Scale::Usual => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 3.0, 3),
-            Scale::Full => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 120.0, 3),
+            Scale::Quick => (&[2, 8], &[1], 1.0, 1),
+            Scale::Usual => (&[1, 2, 4, 6, 8], &[1, 2, 4], 2.0, 1),
+            Scale::Full => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 120.0, 1),
         };
         Plan::new(
             FACTS.name,
@@ -105,6 +113,7 @@ impl Study for Fairness {
                 Axis::new("variant", ["shared", "per-port"]),
             ],
         )
+        .with_power(self, scale)
     }
 
     fn has(&self, _cell: &Cell) -> bool {
@@ -184,6 +193,37 @@ impl Study for Fairness {
         parts
     }
 
+    fn claims(&self, plan: &Plan) -> Vec<Claim> {
+        let cells = plan.cells(self).into_iter().filter(|cell| cell.get("variant") == "per-port");
+        let mut claims = Vec::new();
+        for cell in cells {
+            let base = cell.with("variant", "shared");
+            let (to_guest, guests) = (cell.get("direction") == "to-guest", cell.number("guests"));
+            let few_streams = cell.number("streams") <= 2.0;
+            let lower = !to_guest && few_streams && guests > 4.0;
+            let claim = |what: &str, measure, expect| Claim {
+                what: what.into(),
+                cell: cell.clone(),
+                base: base.clone(),
+                measure,
+                original: None,
+                expect,
+            };
+            claims.push(if lower {
+                let what = "from more than four guests, one or two streams: throughput drops";
+                claim(what, "throughput", Expect::Beyond(1.0 / FACTS.margin))
+            } else {
+                let what = "no appreciable difference of throughput";
+                claim(what, "throughput", Expect::Same)
+            });
+            if to_guest && guests > 1.0 {
+                let what = "should improve fairness on the dom0-to-VM pathway";
+                claims.push(claim(what, "jain", Expect::Beyond(FACTS.margin)));
+            }
+        }
+        claims
+    }
+
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let several = |cell: &Cell| cell.number("guests") > 1.0;
         let mut verdicts = Vec::new();
@@ -199,7 +239,7 @@ impl Study for Fairness {
             };
             verdicts.push(Verdict {
                 what: format!(
-                    "{variant}: every guest gets its share: in each of {} runs all have at least \
+                    "{variant}: no guest is stalled: in each of {} runs all have at least \
                      {:.0} % of the mean, in bytes; minimum {:.0} %",
                     shares.count,
                     100.0 * SHARE_LEAST,
@@ -219,6 +259,7 @@ impl Study for Fairness {
                 holds: Some(jains.median >= JAIN_LEAST),
             });
             medians.push(jains.median);
+            verdicts.extend(each_cell(results, variant));
         }
         if let [shared, per_port] = medians[..] {
             verdicts.push(Verdict {
@@ -231,6 +272,41 @@ impl Study for Fairness {
         }
         verdicts
     }
+}
+
+/// Judges each cell by its median, where every cell has runs enough for an interval of it.
+fn each_cell(results: &Results, variant: &str) -> Option<Verdict> {
+    let cells = results.cells().into_iter();
+    let cells = cells.filter(|c| c.number("guests") > 1.0 && c.get("variant") == variant);
+    let cells: Vec<&Cell> = cells.collect();
+    let found = cells.iter().flat_map(|cell| {
+        let of = |(measure, least)| Some((results.estimate(cell, measure)?, measure, least));
+        CELL_LEAST.into_iter().filter_map(of).map(|found| (*cell, found)).collect::<Vec<_>>()
+    });
+    let found: Vec<_> = found.collect();
+    let runs = found.iter().map(|(_, (of, ..))| of.count).min()?;
+    if !found.iter().all(|(_, (of, ..))| of.interval) {
+        return None;
+    }
+    // All of the interval is below what must be.
+    let short = found.iter().filter(|(_, (of, _, least))| of.high < *least);
+    let short: Vec<String> = short
+        .map(|(cell, (of, measure, _))| {
+            format!("{measure} {:.2} ({:.2}-{:.2}), {cell}", of.median, of.low, of.high)
+        })
+        .collect();
+    Some(Verdict {
+        what: format!(
+            "{variant}: in each of {} cells of several guests, {runs} runs or more, the intervals \
+             of Jain's index and of the least share reach {} and {}{}{}",
+            cells.len(),
+            CELL_LEAST[0].1,
+            CELL_LEAST[1].1,
+            if short.is_empty() { "" } else { "; not " },
+            short.join("; "),
+        ),
+        holds: Some(short.is_empty()),
+    })
 }
 
 /// The cell of several guests with the lowest median of Jain's index, and that median: a median of
@@ -253,7 +329,7 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    fn summary(&self, guests: &str, variant: &str, measure: &str) -> Option<Summary> {
+    fn estimate(&self, guests: &str, variant: &str, measure: &str) -> Option<Estimate> {
         let pairs = [
             ("direction", self.direction),
             ("streams", self.streams),
@@ -261,7 +337,7 @@ impl Panel<'_> {
             ("variant", variant),
         ];
         let cell = Cell(pairs.map(|(name, value)| (name.into(), value.into())).into());
-        self.results.summary(&cell, measure)
+        self.results.estimate(&cell, measure)
     }
 
     fn values(&self, name: &str) -> &[String] {
@@ -282,9 +358,8 @@ impl Panel<'_> {
 
     fn line(&self, variant: &str, measure: &str) -> Vec<Point> {
         let points = self.values("guests").iter().filter_map(|guests| {
-            let found = self.summary(guests, variant, measure)?;
-            let (y, off) = (found.mean, found.deviation);
-            Some(Point { x: guests.parse().ok()?, y, low: y - off, high: y + off })
+            let found = self.estimate(guests, variant, measure)?;
+            Some(Point::of(guests.parse().ok()?, found))
         });
         points.collect()
     }
@@ -317,15 +392,9 @@ impl Panel<'_> {
         let mut rows = Vec::new();
         for guests in self.values("guests") {
             for variant in self.values("variant") {
-                let value = |measure, digits| match self.summary(guests, variant, measure) {
-                    None => Value::Missing("not measured".into()),
-                    Some(found) if found.count == 1 => Value::Number(found.median, digits),
-                    Some(found) => Value::Spread {
-                        median: found.median,
-                        low: found.low,
-                        high: found.high,
-                        digits,
-                    },
+                let value = |measure, digits| {
+                    let found = self.estimate(guests, variant, measure);
+                    Value::estimate(found, digits, "not measured")
                 };
                 rows.push(vec![
                     Value::Number(guests.parse().unwrap_or(0.0), 0),
@@ -341,7 +410,7 @@ impl Panel<'_> {
         }
         Table {
             title: format!("Shares: {}", self.words()),
-            note: "Medians with their range. Jain's index: 1 if all guests have the same, 1/n if \
+            note: "Medians. Jain's index: 1 if all guests have the same, 1/n if \
                    one of n has all."
                 .into(),
             columns: [
@@ -384,7 +453,8 @@ mod tests {
             runs: runs.iter().map(done).collect(),
             command: String::new(),
             machine: Machine::default(),
-            failed: Vec::new(),
+            controls: Vec::new(),
+            void: Vec::new(),
         };
         Fairness.judge(&results).iter().map(|verdict| verdict.holds == Some(true)).collect()
     }

@@ -3,6 +3,7 @@
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stats::Summary;
+use crate::stats::paired::Estimate;
 use crate::store::Results;
 
 /// A selection of cells, arranged by two axes.
@@ -25,23 +26,30 @@ pub fn values<'a>(results: &'a Results, axis: &str) -> &'a [String] {
 
 /// Returns statistics of a measure over the cells with all these values.
 pub fn summary(results: &Results, pairs: &[(&str, &str)], measure: &str) -> Option<Summary> {
-    let wanted = |cell: &Cell| pairs.iter().all(|(axis, value)| cell.get(axis) == *value);
-    Summary::of(&results.values(wanted, measure))
+    Summary::of(&results.values(|cell| has(cell, pairs), measure))
 }
 
-/// Returns the value of a table for a summary.
-pub fn shown(found: Option<Summary>) -> Value {
-    match found {
-        None => Value::Missing("not measured".into()),
-        Some(Summary { median, low, high, count, .. }) => {
-            let digits = digits(median);
-            if count > 1 {
-                Value::Spread { median, low, high, digits }
-            } else {
-                Value::Number(median, digits)
-            }
-        }
-    }
+/// Whether a cell has these values.
+pub fn has(cell: &Cell, pairs: &[(&str, &str)]) -> bool {
+    pairs.iter().all(|(axis, value)| cell.get(axis) == *value)
+}
+
+/// Returns how a measure of the cells with these values relates to that of the cells with another
+/// value of one axis, in the same round.
+pub fn ratio(
+    results: &Results,
+    pairs: &[(&str, &str)],
+    measure: &str,
+    axis: &str,
+    base: &str,
+) -> Option<Estimate> {
+    results.ratio_of(|cell| has(cell, pairs), |cell| cell.with(axis, base), measure)
+}
+
+/// Returns the value of a table for an estimate.
+pub fn shown(found: Option<Estimate>) -> Value {
+    let digits = found.map_or(0, |found| digits(found.median));
+    Value::estimate(found, digits, "not measured")
 }
 
 /// Decimal places for about three significant digits.
@@ -57,9 +65,9 @@ fn digits(value: f64) -> usize {
 }
 
 impl Grid<'_> {
-    fn at(&self, row: &str, column: &str, measure: &str) -> Option<Summary> {
+    fn at(&self, row: &str, column: &str, measure: &str) -> Option<Estimate> {
         let pairs = [self.fixed, &[(self.rows, row), (self.columns, column)]].concat();
-        summary(self.results, &pairs, measure)
+        Estimate::of(&self.results.values(|cell| has(cell, &pairs), measure))
     }
 
     /// Returns the columns with a value in any row.
@@ -100,7 +108,7 @@ impl Grid<'_> {
         for (colour, row) in values(self.results, self.rows).iter().enumerate() {
             let points = columns.iter().enumerate().filter_map(|(i, column)| {
                 let found = self.at(row, column, measure)?;
-                Some(Point { x: i as f64, y: found.median, low: found.low, high: found.high })
+                Some(Point::of(i as f64, found))
             });
             let points: Vec<Point> = points.filter(|point| point.low > 0.0).collect();
             if !points.is_empty() {

@@ -79,6 +79,9 @@ const FACTS: Facts = Facts {
     takes_proto: false,
     tools: &["ip"],
     together: None,
+    // An honest pair keeps 95 % of its rate.
+    margin: 1.053,
+    control: &[("attack", "idle")],
 };
 
 impl Study for Hostile {
@@ -88,24 +91,34 @@ impl Study for Hostile {
 
     fn plan(&self, scale: Scale) -> Plan {
         let mut names: Vec<&str> = cases().map(|case| case.name).collect();
-        let (seconds, repeats) = match scale {
-            Scale::Smallest => (0.1, 1),
-            Scale::Quick => (0.2, 2),
-            Scale::Usual => (1.0, 5),
-            Scale::Full => (5.0, 9),
+        let seconds = match scale {
+            Scale::Smallest => 0.1,
+            Scale::Quick => 0.2,
+            Scale::Usual => 1.0,
+            Scale::Full => 5.0,
         };
         let mut priorities = &["normal", "realtime"][..];
         if matches!(scale, Scale::Smallest | Scale::Quick) {
             // Counts alone, which do not depend on the priority.
             (names, priorities) = (vec![ALL], &priorities[..1]);
         }
+        let mut attacks = &["idle", "hostile", "busy"][..];
+        if scale == Scale::Usual {
+            // The others double the time to that of a night each.
+            (attacks, priorities) = (&attacks[..2], &priorities[..1]);
+        }
         let axes = vec![
             Axis::new("ring", Ring::ALL),
             Axis::new("case", names),
             Axis::new("priority", priorities.iter().copied()),
-            Axis::new("attack", ["idle", "busy", "hostile"]),
+            Axis::new("attack", attacks),
         ];
-        Plan::new(FACTS.name, repeats, seconds, axes)
+        let plan = Plan::new(FACTS.name, 1, seconds, axes).with_power(self, scale);
+        match scale {
+            // Judged by counts, which need no power.
+            Scale::Quick => Plan { repeats: 5, ..plan },
+            _ => plan,
+        }
     }
 
     fn has(&self, cell: &Cell) -> bool {

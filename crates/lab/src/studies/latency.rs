@@ -54,6 +54,9 @@ const FACTS: Facts = Facts {
     takes_proto: true,
     tools: &[],
     together: None,
+    // As of the policies.
+    margin: 1.1,
+    control: &[("traffic", "on-off-5")],
 };
 
 impl Study for Latency {
@@ -73,9 +76,9 @@ impl Study for Latency {
         ];
         let (traffic, policies, seconds, repeats): (&[&str], &[&str], f64, u32) = match scale {
             Scale::Smallest => (&["silence-50", "at-once", "on-off-5"], &JUDGED, 0.5, 1),
-            Scale::Quick => (&all[1..], &FEW, 1.0, 3),
-            Scale::Usual => (&all[1..], &POLICIES, 5.0, 5),
-            Scale::Full => (&all, &POLICIES, 50.0, 5),
+            Scale::Quick => (&["at-once", "on-off-1", "on-off-5"], &FEW, 1.0, 1),
+            Scale::Usual => (&all[1..], &POLICIES, 2.0, 1),
+            Scale::Full => (&all, &POLICIES, 50.0, 1),
         };
         Plan::new(
             FACTS.name,
@@ -83,6 +86,7 @@ impl Study for Latency {
             seconds,
             vec![Axis::new("traffic", traffic), Axis::new("policy", policies)],
         )
+        .with_power(self, scale)
     }
 
     fn has(&self, _cell: &Cell) -> bool {

@@ -10,6 +10,7 @@ use crate::stage::{
     Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
     sleep, waited_ns,
 };
+use crate::stats::paired::Estimate;
 use crate::stats::{Summary, jain};
 use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
@@ -71,6 +72,9 @@ const FACTS: Facts = Facts {
     takes_proto: true,
     tools: &[],
     together: None,
+    // As of the policies.
+    margin: 1.1,
+    control: &[("load", "flooder"), ("placement", "single")],
 };
 
 impl Study for Neighbours {
@@ -82,9 +86,9 @@ impl Study for Neighbours {
         let placements = ["single", "per-port", "balanced"];
         let (placements, policies, seconds, repeats): (&[&str], &[&str], f64, u32) = match scale {
             Scale::Smallest => (&placements[..1], &["event", "adaptive"], 0.5, 1),
-            Scale::Quick => (&placements, &FEW, 0.7, 2),
-            Scale::Usual => (&placements, &FEW, 3.0, 5),
-            Scale::Full => (&placements, &POLICIES, 10.0, 9),
+            Scale::Quick => (&placements[..1], &["event", "adaptive"], 0.7, 1),
+            Scale::Usual => (&placements, &FEW, 3.0, 1),
+            Scale::Full => (&placements, &POLICIES, 10.0, 1),
         };
         Plan::new(
             FACTS.name,
@@ -102,6 +106,7 @@ impl Study for Neighbours {
                 Axis::new("policy", policies),
             ],
         )
+        .with_power(self, scale)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -209,15 +214,15 @@ fn jain_verdict(results: &Results) -> Option<Verdict> {
 /// Returns the table of equal floods.
 fn jain_table(results: &Results) -> Option<Part> {
     let of = |floods: usize, measure: &str| {
-        super::grid::shown(Summary::of(
+        super::grid::shown(Estimate::of(
             &results.values(|cell| equal(cell) == Some(floods), measure),
         ))
     };
-    let row = |(floods, jain): (usize, Summary)| {
-        let Summary { median, low, high, .. } = jain;
+    let row = |(floods, _): (usize, Summary)| {
+        let jain = results.values(|cell| equal(cell) == Some(floods), "jain_cycles");
         vec![
             Value::Number(floods as f64, 0),
-            Value::Spread { median, low, high, digits: 3 },
+            Value::estimate(Estimate::of(&jain), 3, "not measured"),
             of(floods, "jain_frames"),
             of(floods, "least_share"),
             of(floods, "flood"),
@@ -423,19 +428,20 @@ fn p99_table(results: &Results) -> Option<Part> {
     let mut rows = Vec::new();
     for placement in values(results, "placement") {
         for policy in values(results, "policy") {
-            let p99 = |load: &str| {
+            let cell = |load: &str| {
                 let pairs = [("load", load), ("placement", placement), ("policy", policy)];
-                super::grid::summary(results, &pairs, "p99")
+                Cell(pairs.map(|(axis, value)| (axis.to_string(), value.to_string())).into())
             };
-            let (Some(alone), Some(flooder)) = (p99("alone"), p99("flooder")) else { continue };
-            let ratio = flooder.median / alone.median;
-            let kept = if ratio < P99_RATIO_MAX { "yes" } else { "no" };
+            let ratio = results.ratio(&cell("flooder"), &cell("alone"), "p99");
+            let Some(ratio) = ratio else { continue };
+            let p99 = |load: &str| results.estimate(&cell(load), "p99");
+            let kept = if ratio.median < P99_RATIO_MAX { "yes" } else { "no" };
             rows.push(vec![
                 Value::Text(policy.clone()),
                 Value::Text(placement.clone()),
-                super::grid::shown(Some(alone)),
-                super::grid::shown(Some(flooder)),
-                Value::Number(ratio, 2),
+                super::grid::shown(p99("alone")),
+                super::grid::shown(p99("flooder")),
+                Value::Spread(ratio, 2),
                 Value::Text(kept.into()),
             ]);
         }

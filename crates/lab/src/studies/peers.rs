@@ -90,6 +90,9 @@ const FACTS: Facts = Facts {
         "ovs-vsctl",
     ],
     together: None,
+    // A twentieth is the least that a promise against a peer depends on.
+    margin: 1.05,
+    control: &[("load", "replay")],
 };
 
 impl Study for Peers {
@@ -100,21 +103,21 @@ impl Study for Peers {
     fn plan(&self, scale: Scale) -> Plan {
         let loads: &[&str] = match scale {
             Scale::Smallest => &["tcp", "10k", "idle"],
-            Scale::Quick => &["tcp", "ping", "idle-net", "replay", "10k", "idle"],
+            Scale::Quick => &["tcp", "replay"],
             Scale::Usual | Scale::Full => &[&NET_LOADS[..], &RING_LOADS].concat(),
         };
         let peers: &[&str] = match scale {
             Scale::Smallest => &["pvswitch", "bridge", "vde", "testpmd"],
-            _ => &[&RINGS[..6], &["bridge", "vde", "rust-vmm"]].concat(),
+            Scale::Quick => &["pvswitch", "ovs-dpdk", "testpmd", "bridge", "vde"],
+            Scale::Usual | Scale::Full => &[&RINGS[..6], &["bridge", "vde", "rust-vmm"]].concat(),
         };
-        let (seconds, repeats) = match scale {
-            Scale::Smallest => (1.0, 1),
-            Scale::Quick => (1.0, 2),
-            Scale::Usual => (4.0, 3),
-            Scale::Full => (10.0, 7),
+        let seconds = match scale {
+            Scale::Smallest | Scale::Quick => 1.0,
+            Scale::Usual => 2.0,
+            Scale::Full => 10.0,
         };
         let axes = vec![Axis::new("load", loads), Axis::new("peer", peers)];
-        Plan::new(FACTS.name, repeats, seconds, axes)
+        Plan::new(FACTS.name, 1, seconds, axes).with_power(self, scale)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -294,12 +297,8 @@ fn table(results: &Results, load: &str) -> Table {
         let pairs = [("load", load), ("peer", peer)];
         Cell(pairs.map(|(name, value)| (name.to_string(), value.to_string())).into())
     };
-    let of = |peer: &str, measure, digits| match results.summary(&cell(peer), measure) {
-        None => Value::Missing("not measured".into()),
-        Some(found) if found.count == 1 => Value::Number(found.median, digits),
-        Some(found) => {
-            Value::Spread { median: found.median, low: found.low, high: found.high, digits }
-        }
+    let of = |peer: &str, measure, digits| {
+        Value::estimate(results.estimate(&cell(peer), measure), digits, "not measured")
     };
     let peers: Vec<&String> = peers.iter().filter(|peer| Peers.has(&cell(peer))).collect();
     // Only measures with values; for frames of one size, throughput is redundant.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bulk::{Bulk, gigabit_tcp, gigabit_udp};
+use crate::claims::Claim;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
@@ -106,6 +107,9 @@ const FACTS: Facts = Facts {
     takes_proto: false,
     tools: &["iperf3", "ping", "ip", "tc", "ethtool", "nsenter"],
     together: None,
+    // The smallest effect is dom0's CPU, less by a quarter: half of that.
+    margin: 1.15,
+    control: &[("guests", "3"), ("traffic", "tcp"), ("direction", "receive")],
 };
 
 impl Study for Polling {
@@ -118,7 +122,7 @@ impl Study for Polling {
         let quick = few || scale == Scale::Quick;
         let full = scale == Scale::Full;
         let pick = |few_of: usize, all: &[&'static str]| -> Vec<&'static str> {
-            all[..if few { few_of } else { all.len() }].to_vec()
+            all[..if quick { few_of } else { all.len() }].to_vec()
         };
         let mut uplinks = vec!["1g"];
         let mut protos = vec!["xen"];
@@ -131,16 +135,15 @@ impl Study for Polling {
         } else {
             vec!["event", "smart-poll", NOT_ARMED, "timer", "adaptive"]
         };
+        let seconds = match scale {
+            Scale::Smallest | Scale::Quick => 1.5,
+            Scale::Usual => 2.0,
+            Scale::Full => 10.0,
+        };
         Plan::new(
             FACTS.name,
-            if quick { 1 } else { 3 },
-            if full {
-                10.0
-            } else if quick {
-                1.5
-            } else {
-                3.0
-            },
+            1,
+            seconds,
             vec![
                 Axis::new("guests", pick(2, &["1", "3", "6", "9"])),
                 Axis::new("size", pick(1, &["1472", "1500", "50"])),
@@ -151,6 +154,7 @@ impl Study for Polling {
                 Axis::new("variant", variants),
             ],
         )
+        .with_power(self, scale)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -223,6 +227,26 @@ impl Study for Polling {
         tables::parts(results)
     }
 
+    fn claims(&self, plan: &Plan) -> Vec<Claim> {
+        let cells = plan.cells(self);
+        let rows = original::TABLE.iter().flat_map(|row| {
+            let of = |cell: &&Cell| row.is_of(cell) && cell.get("variant") == "smart-poll";
+            cells.iter().filter(of).map(move |cell| (row, cell))
+        });
+        rows.flat_map(|(row, cell)| {
+            let pair = [cell.clone(), cell.with("variant", "event")];
+            let claim = |what: &str, measure, at: usize, margin| {
+                let ratio = row.with[at] / row.without[at];
+                let what = format!("{row}: {what}");
+                Claim::of_ratio(what, pair.clone(), measure, ratio, margin)
+            };
+            // That it is about the same in all rows is a result of its own.
+            let same = claim("throughput", "throughput", 0, FACTS.margin);
+            [claim("guests' CPU", "guests_cpu", 2, FACTS.margin), same]
+        })
+        .collect()
+    }
+
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let mut fall = Fall::default();
         let of = |cell: &Cell, measure| results.summary(cell, measure).map(|found| found.median);
@@ -230,7 +254,7 @@ impl Study for Polling {
             if cell.get("variant") != "smart-poll" || cell.get("direction") != "receive" {
                 continue;
             }
-            let base = with(cell, "variant", "event");
+            let base = cell.with("variant", "event");
             let [Some(calls), Some(base_calls), Some(bits), Some(base_bits)] = [
                 of(cell, "calls"),
                 of(&base, "calls"),
@@ -243,14 +267,6 @@ impl Study for Polling {
         }
         fall.verdicts()
     }
-}
-
-/// The same cell with another value of one axis.
-fn with(cell: &Cell, axis: &str, value: &str) -> Cell {
-    let pair = |(name, old): &(String, String)| {
-        (name.clone(), if name == axis { value.to_string() } else { old.clone() })
-    };
-    Cell(cell.0.iter().map(pair).collect())
 }
 
 /// Calls and payload over all pairs of cells.
@@ -312,12 +328,7 @@ mod tests {
     fn every_case_of_the_original_study_is_a_cell_of_the_full_matrix() {
         let cells = Polling.plan(Scale::Full).cells(&Polling);
         for row in &original::TABLE {
-            let is = |cell: &&Cell| {
-                cell.number("guests") == f64::from(row.guests)
-                    && cell.number("size") == f64::from(row.size)
-                    && (cell.get("traffic") == "udp") == row.udp
-                    && (cell.get("direction") == "receive") == row.receive
-            };
+            let is = |cell: &&Cell| row.is_of(cell);
             // Two uplinks; five front ends with Xen's rings, four with virtqueues.
             assert_eq!(cells.iter().filter(is).count(), 2 * (5 + 4));
         }
@@ -328,7 +339,7 @@ mod tests {
         let cells = Polling.plan(Scale::Usual).cells(&Polling);
         let of = |variant| {
             let is = |cell: &&Cell| cell.get("variant") == variant;
-            cells.iter().filter(is).map(|cell| with(cell, "variant", "")).collect::<Vec<_>>()
+            cells.iter().filter(is).map(|cell| cell.with("variant", "")).collect::<Vec<_>>()
         };
         assert!(!of("smart-poll").is_empty() && of("smart-poll") == of(NOT_ARMED));
         let front = |variant| front_end(variant, Proto::Xen).unwrap();

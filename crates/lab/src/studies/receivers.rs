@@ -10,6 +10,7 @@ use crate::stage::{
     Datagrams, Gen, Link, NicOptions, Port, Proto, Stage, Switch, Window, Wire, sleep,
 };
 use crate::stats::Summary;
+use crate::stats::paired::Estimate;
 use crate::store::{Comparison, Results};
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
@@ -58,6 +59,9 @@ const FACTS: Facts = Facts {
     takes_proto: false,
     tools: &["ip"],
     together: None,
+    // A fast receiver keeps 90 % of its rate.
+    margin: 1.11,
+    control: &[("load", "paced"), ("share", "50")],
 };
 
 impl Study for Receivers {
@@ -73,9 +77,9 @@ impl Study for Receivers {
         let few = ["sink", "dripping"];
         let (senders, loads, shares, others, seconds, repeats) = match scale {
             Scale::Smallest => (&senders[..1], &loads[..1], &shares[1..2], &few[..], 0.5, 1),
-            Scale::Quick => (&senders[..3], &loads[..], &shares[..], &few[..], 1.0, 3),
-            Scale::Usual => (&senders[..], &loads[..], &shares[..], &others[..], 1.0, 5),
-            Scale::Full => (&senders[..], &loads[..], &shares[..], &others[..], 5.0, 10),
+            Scale::Quick => (&senders[..3], &loads[..], &shares[1..2], &few[..], 1.0, 1),
+            Scale::Usual => (&senders[..], &loads[..], &shares[..], &others[..], 1.0, 1),
+            Scale::Full => (&senders[..], &loads[..], &shares[..], &others[..], 5.0, 1),
         };
         let axes = vec![
             Axis::new("sender", senders),
@@ -83,7 +87,7 @@ impl Study for Receivers {
             Axis::new("share", shares),
             Axis::new("other", others),
         ];
-        Plan::new(FACTS.name, repeats, seconds, axes)
+        Plan::new(FACTS.name, repeats, seconds, axes).with_power(self, scale)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -236,11 +240,13 @@ fn is_slow(comparison: &Comparison) -> bool {
 
 fn judged(results: &Results, load: &str) -> Option<Verdict> {
     let wanted = |of: &Comparison| is_slow(of) && of.cell.get("load") == load;
-    let slow: Vec<Comparison> = results.compare("fast").into_iter().filter(wanted).collect();
-    let ratios: Vec<f64> = slow.iter().filter_map(|comparison| comparison.ratio).collect();
+    let compared = results.compare("fast", FACTS.margin).into_iter();
+    let slow: Vec<Comparison> = compared.filter(wanted).collect();
+    let ratio = |of: &Comparison| of.ratio.map(|ratio| ratio.median);
+    let ratios: Vec<f64> = slow.iter().filter_map(ratio).collect();
     let of = Summary::of(&ratios)?;
-    let pairs = slow.iter().map(|comparison| comparison.runs.0).min().unwrap_or(0);
-    let bad = slow.iter().filter(|comparison| comparison.ratio.is_none_or(|is| is < KEPT_MIN));
+    let pairs = slow.iter().map(|comparison| comparison.pairs).min().unwrap_or(0);
+    let bad = slow.iter().filter(|comparison| ratio(comparison).is_none_or(|is| is < KEPT_MIN));
     let bad: Vec<String> =
         bad.map(|comparison| format!("{} {}", comparison.cell, comparison.value)).collect();
     Some(Verdict {
@@ -261,20 +267,17 @@ fn judged(results: &Results, load: &str) -> Option<Verdict> {
 
 fn table(results: &Results) -> Option<Part> {
     let mut rows = Vec::new();
-    for comparison in results.compare("fast") {
+    for comparison in results.compare("fast", FACTS.margin) {
         let here = |cell: &Cell, other: &str| {
             cell.outer() == &comparison.cell.0[..] && cell.get("other") == other
         };
         let of = |measure: &str, other: &str| {
             let values = results.values(|cell| here(cell, other), measure);
-            super::grid::shown(Summary::of(&values))
+            super::grid::shown(Estimate::of(&values))
         };
         let value = comparison.value.as_str();
-        let kept = match (comparison.ratio, comparison.range) {
-            (Some(median), Some((low, high))) => Value::Spread { median, low, high, digits: 2 },
-            _ => Value::Missing("nothing to compare with".into()),
-        };
-        let is_kept = comparison.ratio.is_some_and(|ratio| ratio >= KEPT_MIN);
+        let kept = Value::estimate(comparison.ratio, 2, "nothing to compare with");
+        let is_kept = comparison.ratio.is_some_and(|ratio| ratio.median >= KEPT_MIN);
         rows.push(vec![
             Value::Text(comparison.cell.get("sender").into()),
             Value::Text(comparison.cell.get("load").into()),
@@ -302,7 +305,7 @@ fn table(results: &Results) -> Option<Part> {
     ];
     let table = Table {
         title: "Frames to a fast receiver beside another".into(),
-        note: "Medians with their range; ratios are of runs side by side.".into(),
+        note: "Medians; ratios are medians of pairs, runs side by side.".into(),
         columns: columns.map(String::from).into(),
         rows,
         command: "pvswitch lab run receivers".into(),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use crate::claims::Claim;
 use crate::error::Fail;
 use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Cell, Plan, Scale};
@@ -98,6 +99,9 @@ const FACTS: Facts = Facts {
     takes_proto: true,
     tools: &[],
     together: Some(tables::together),
+    // What four threads lack to four times one, 3.7.
+    margin: 1.08,
+    control: &[("load", "even"), ("size", "60"), ("placement", "group")],
 };
 
 impl Study for Threads {
@@ -109,9 +113,9 @@ impl Study for Threads {
         let (pairs, sizes, loads, seconds, repeats): (u32, &[u32], &[&str], f64, u32) = match scale
         {
             Scale::Smallest => (4, &[60], &["even", "converging"], 0.5, 1),
-            Scale::Quick => (10, &[60, 1500], &LOADS, 0.5, 3),
-            Scale::Usual => (10, &[60, 1500], &LOADS, 2.0, 5),
-            Scale::Full => (10, &[60, 1500], &LOADS, 10.0, 5),
+            Scale::Quick => (10, &[60], &["even", "replay"], 0.5, 1),
+            Scale::Usual => (10, &[60, 1500], &LOADS, 2.0, 1),
+            Scale::Full => (10, &[60, 1500], &LOADS, 10.0, 1),
         };
         Plan::new(
             FACTS.name,
@@ -125,6 +129,7 @@ impl Study for Threads {
                 Axis::new("workers", worker_counts(scale, allowed_cpus().len())),
             ],
         )
+        .with_power(self, scale)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -148,6 +153,18 @@ impl Study for Threads {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         tables::parts(results)
+    }
+
+    fn claims(&self, plan: &Plan) -> Vec<Claim> {
+        let cells = plan.cells(self);
+        let of = |cell: &&Cell| cell.get("load") == "even" && cell.get("placement") == "group";
+        let claim = |cell: &Cell| {
+            let claim = original::claim_of(cell.number("workers") as u32)?;
+            let what = format!("{}: {} times the throughput", claim.case, claim.speed_up);
+            let pair = [cell.clone(), cell.with("workers", "1")];
+            Some(Claim::of_ratio(what, pair, "frames", claim.speed_up, FACTS.margin))
+        };
+        cells.iter().filter(of).filter_map(claim).collect()
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
@@ -412,8 +429,8 @@ fn judge(results: &Results) -> Vec<Verdict> {
     }
     for placement in ["group", "per-port"] {
         let runs: Vec<(f64, f64)> = results
-            .used()
-            .into_iter()
+            .runs
+            .iter()
             .filter(|run| several(&run.cell) && run.cell.get("placement") == placement)
             .filter_map(|run| {
                 let asked = run.cell.number("workers").min(run.cell.number("pairs"));

@@ -38,6 +38,8 @@ const FACTS: Facts = Facts {
     takes_proto: true,
     tools: &["sh", "no-such-tool"],
     together: None,
+    margin: 1.1,
+    control: &[("load", "1")],
 };
 
 impl Study for Fake {
@@ -51,6 +53,7 @@ impl Study for Fake {
             format: FORMAT,
             study: "fake".into(),
             repeats: 2,
+            control: false,
             seconds: if scale == Scale::Full { 120.0 } else { 0.01 },
             axes: vec![
                 Axis::new("load", loads),

@@ -1,6 +1,7 @@
 //! Figures of a document against the queries behind them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use pvswitch_lab::store::Results;
 
@@ -14,16 +15,33 @@ pub struct Checker<F> {
     read: F,
     results: BTreeMap<String, Results>,
     pub checked: usize,
+    /// What is to be written in place of wrong figures of the document: where, and what.
+    fixes: Vec<(Range<usize>, String)>,
 }
 
 impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
     pub fn new(read: F) -> Self {
-        Self { read, results: BTreeMap::new(), checked: 0 }
+        Self { read, results: BTreeMap::new(), checked: 0, fixes: Vec::new() }
+    }
+
+    /// Returns the document with the figures of the runs in place of wrong ones, and the errors
+    /// that remain.
+    pub fn fix(&mut self, name: &str, text: &str) -> (String, Vec<String>) {
+        self.check(name, text);
+        let mut fixed = text.to_string();
+        let mut fixes = std::mem::take(&mut self.fixes);
+        fixes.sort_by_key(|(at, _)| at.start);
+        for (at, figure) in fixes.into_iter().rev() {
+            fixed.replace_range(at, &figure);
+        }
+        let wrong = self.check(name, &fixed);
+        (fixed, wrong)
     }
 
     /// Returns the errors of a document, a line for each marker.
     pub fn check(&mut self, name: &str, text: &str) -> Vec<String> {
         let mut wrong = Vec::new();
+        self.fixes.clear();
         let (mut query, mut end) = (None, 0);
         for (at, _) in text.match_indices(BEGIN) {
             let line = 1 + text[..at].matches('\n').count();
@@ -36,8 +54,11 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
             let row = text[..at].rfind('\n').map_or(0, |end| end + 1);
             let begin = if text[row..].starts_with('|') { row } else { block }.max(end);
             let before = query.take().filter(|_| end > block);
-            match self.figures(before, words, &text[begin..at]) {
-                Ok(next) => query = Some(next),
+            match self.figures(before, words, &text[begin..at], begin) {
+                Ok((next, error)) => {
+                    query = Some(next);
+                    wrong.extend(error.map(|what| format!("{name}:{line}: {what}")));
+                }
                 Err(what) => wrong.push(format!("{name}:{line}: {what}")),
             }
             end = at + BEGIN.len() + words.len() + END.len();
@@ -45,8 +66,15 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
         wrong
     }
 
-    /// Checks the last figures of `text`; the query, for the marker behind it.
-    fn figures(&mut self, before: Option<Query>, words: &str, text: &str) -> Result<Query, String> {
+    /// Checks the last figures of `text`, which begins at `offset` of its document; the query, for
+    /// the marker behind it, and what is wrong.
+    fn figures(
+        &mut self,
+        before: Option<Query>,
+        words: &str,
+        text: &str,
+        offset: usize,
+    ) -> Result<(Query, Option<String>), String> {
         let folder = match (Query::folder_in(words), &before) {
             (Some(folder), _) => folder.to_string(),
             (None, Some(before)) => before.folder.clone(),
@@ -67,15 +95,20 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
             ));
         };
         let pairs = written[skip..].iter().zip(&figures);
-        let wrong: Vec<String> = pairs
-            .filter(|(written, figure)| !is_rounded(written, **figure))
-            .map(|(written, figure)| format!("{written} is {figure}"))
+        let wrong = pairs.filter(|((_, written), figure)| !is_rounded(written, **figure));
+        let wrong: Vec<String> = wrong
+            .map(|((at, written), figure)| {
+                let at = offset + at.start..offset + at.end;
+                self.fixes.push((at, rounded(written, *figure)));
+                format!("{written} is {figure}")
+            })
             .collect();
         if !wrong.is_empty() {
-            return Err(format!("{} by '{words}', which gives {figures:?}", wrong.join(", ")));
+            let error = format!("{} by '{words}', which gives {figures:?}", wrong.join(", "));
+            return Ok((query, Some(error)));
         }
         self.checked += figures.len();
-        Ok(query)
+        Ok((query, None))
     }
 }
 
@@ -87,26 +120,43 @@ fn is_rounded(written: &str, figure: f64) -> bool {
     (number - figure).abs() <= half * (1.0 + 1e-9)
 }
 
-/// The numbers of a text: `0.5`, `12,000`. Not those that are part of a word (`p99`, `10k`), nor in
-/// `code`, nor where a link goes.
-fn numbers(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let text = without_links(text);
-    for plain in text.split('`').step_by(2) {
-        let chars: Vec<char> = plain.chars().collect();
-        let mut at = 0;
-        while at < chars.len() {
-            let begin = at;
-            let word = |c: char| c.is_alphanumeric() || c == '_';
-            while at < chars.len() && (word(chars[at]) || is_inner(&chars, at)) {
-                at += 1;
-            }
-            let token: String = chars[begin..at].iter().collect();
-            if !token.is_empty() && token.chars().all(|c| c.is_ascii_digit() || ".,".contains(c)) {
-                found.push(token);
-            }
-            at = at.max(begin + 1);
+/// A figure with as many digits as a number has, and with as many as it needs to have any.
+fn rounded(written: &str, figure: f64) -> String {
+    let digits = written.split_once('.').map_or(0, |(_, digits)| digits.len());
+    let shown = format!("{figure:.digits$}");
+    let has_any = shown.bytes().any(|c| (b'1'..=b'9').contains(&c)) || figure == 0.0;
+    let shown = if has_any { shown } else { format!("{figure:.*}", digits + 2) };
+    let (whole, rest) = shown.split_once('.').unwrap_or((&shown, ""));
+    let mut grouped = String::new();
+    for (i, digit) in whole.chars().enumerate() {
+        if whole.len() > 4 && i > 0 && (whole.len() - i) % 3 == 0 {
+            grouped.push(',');
         }
+        grouped.push(digit);
+    }
+    if rest.is_empty() { grouped } else { format!("{grouped}.{rest}") }
+}
+
+/// The numbers of a text, with their places: `0.5`, `12,000`. Not those that are part of a word
+/// (`p99`, `10k`), nor in `code`, nor where a link goes.
+fn numbers(text: &str) -> Vec<(Range<usize>, String)> {
+    let mut found = Vec::new();
+    let plain = plain(text);
+    let places: Vec<(usize, char)> = plain.char_indices().collect();
+    let chars: Vec<char> = places.iter().map(|(_, c)| *c).collect();
+    let mut at = 0;
+    while at < chars.len() {
+        let begin = at;
+        let word = |c: char| c.is_alphanumeric() || c == '_';
+        while at < chars.len() && (word(chars[at]) || is_inner(&chars, at)) {
+            at += 1;
+        }
+        let token: String = chars[begin..at].iter().collect();
+        if !token.is_empty() && token.chars().all(|c| c.is_ascii_digit() || ".,".contains(c)) {
+            let end = places.get(at).map_or(plain.len(), |(end, _)| *end);
+            found.push((places[begin].0..end, token));
+        }
+        at = at.max(begin + 1);
     }
     found
 }
@@ -122,10 +172,20 @@ fn is_inner(chars: &[char], at: usize) -> bool {
     }
 }
 
-fn without_links(text: &str) -> String {
-    let mut parts = text.split("](");
-    let first = parts.next().unwrap_or_default().to_string();
-    parts.fold(first, |text, part| text + "](" + part.split_once(')').map_or("", |(_, rest)| rest))
+/// The text with blanks for code and for where links go, so that places stay.
+fn plain(text: &str) -> String {
+    let blank = |text: &str| " ".repeat(text.len());
+    let mut links = text.split("](");
+    let mut plain = links.next().unwrap_or_default().to_string();
+    for part in links {
+        let (target, rest) = part.split_once(')').unwrap_or((part, ""));
+        plain += &(blank("](") + &blank(target));
+        plain += &(blank(&part[target.len()..part.len() - rest.len()]) + rest);
+    }
+    let parts = plain.split('`').enumerate();
+    let parts: Vec<String> =
+        parts.map(|(n, part)| if n % 2 == 0 { part.into() } else { blank(part) }).collect();
+    parts.join("`")
 }
 
 #[cfg(test)]
@@ -136,8 +196,13 @@ mod tests {
     fn numbers_are_those_that_stand_alone() {
         let text =
             "p99 of 0.5 (12,000-1.25), 10k, **3** / 4 %, [0012](design/0012-x.md), `7 8`, 9.";
-        assert_eq!(numbers(text), ["0.5", "12,000", "1.25", "3", "4", "0012", "9"]);
-        assert_eq!(numbers("1,2 and 1,234 and 12,3456"), ["1", "2", "1,234", "12", "3456"]);
+        let words = |text: &str| -> Vec<String> {
+            let found = numbers(text).into_iter();
+            // Each is where it is said to be.
+            found.map(|(at, number)| (text[at] == number).then_some(number).unwrap()).collect()
+        };
+        assert_eq!(words(text), ["0.5", "12,000", "1.25", "3", "4", "0012", "9"]);
+        assert_eq!(words("1,2 and 1,234 and 12,3456"), ["1", "2", "1,234", "12", "3456"]);
     }
 
     #[test]
@@ -168,6 +233,22 @@ mod tests {
             [""; 0]
         );
         assert_eq!(says(&format!("2 runs<!--= {COPIES} variant=* runs -->")), [""; 0]);
+    }
+
+    #[test]
+    fn wrong_figures_are_replaced_with_as_many_digits() {
+        let text = format!("`9` from 2.00 to **7**<!--= {COPIES} variant=before,after -->.");
+        let mut checker = Checker::new(super::super::read);
+        let (fixed, wrong) = checker.fix("doc.md", &text);
+        assert_eq!(wrong, [""; 0]);
+        assert!(fixed.starts_with("`9` from 3.00 to **1**<!--= "), "{fixed}");
+        // What is no figure is not made one.
+        let (same, wrong) = checker.fix("doc.md", "3<!--= lab-of-nobody x -->");
+        assert_eq!((same.as_str(), wrong.len()), ("3<!--= lab-of-nobody x -->", 1));
+        assert_eq!(
+            (rounded("1,234", 54_321.0), rounded("0.01", 0.0004)),
+            ("54,321".into(), "0.0004".into())
+        );
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use pvswitch_lab::plan::{Axis, Cell};
 use pvswitch_lab::stats::Summary;
-use pvswitch_lab::store::{Done, Results};
+use pvswitch_lab::stats::paired::Estimate;
+use pvswitch_lab::store::Results;
 
 /// Any value of an axis: runs of all its cells are taken together.
 const ANY: &str = "*";
@@ -13,8 +14,6 @@ const ANY: &str = "*";
 pub struct Query {
     /// Folder below `docs/results`.
     pub folder: String,
-    /// Whether runs count that were far or disturbed.
-    all: bool,
     /// Axes with their values, in the order written; several values make several figures.
     axes: Vec<(String, Vec<String>)>,
     /// Axes of the cell that the figures are divided by.
@@ -29,8 +28,13 @@ pub struct Query {
 enum What {
     #[default]
     Median,
-    /// Median, least and greatest run.
+    /// Median with its 95 % interval; of fewer than five runs or pairs, with the least and the
+    /// greatest.
     Spread,
+    /// The ends of `Spread`.
+    Interval,
+    /// `Spread`, and how many runs or pairs.
+    Counted,
     /// Least and greatest run.
     Range,
     Mean,
@@ -50,6 +54,8 @@ impl What {
         Some(match word {
             "median" => Self::Median,
             "spread" => Self::Spread,
+            "interval" => Self::Interval,
+            "counted" => Self::Counted,
             "range" => Self::Range,
             "mean" => Self::Mean,
             "sum" => Self::Sum,
@@ -85,8 +91,6 @@ impl Query {
                 query.what = what;
             } else {
                 match word {
-                    "all" => query.all = true,
-                    "quiet" => query.all = false,
                     "over" => (over, query.over) = (true, Vec::new()),
                     "nothing" => over = false,
                     measure => query.set_measure(measure)?,
@@ -145,44 +149,52 @@ impl Query {
         })
     }
 
+    /// Figures of one cell: by the same functions as in reports.
     fn of_cell(&self, results: &Results, cell: &[(String, String)]) -> Result<Vec<f64>, String> {
         let values = self.values(results, cell)?;
         let of_runs = Summary::of(&values).expect("there is a value");
-        let base = if self.over.is_empty() {
-            self.scale
+        let found = if self.over.is_empty() {
+            Estimate::of(&values).expect("there is a value").over(self.scale)
         } else {
-            let mut base = cell.to_vec();
-            for (name, value) in &self.over {
-                base.retain(|(known, _)| known != name);
-                base.push((name.clone(), value.clone()));
-            }
-            Summary::of(&self.values(results, &base)?).expect("there is a value").median
+            self.ratio(results, cell)?
         };
-        let figures = match self.what {
-            What::Median | What::Between | What::Middle => vec![of_runs.median],
-            What::Spread => vec![of_runs.median, of_runs.low, of_runs.high],
-            What::Range | What::Extremes => vec![of_runs.low, of_runs.high],
-            What::Mean => vec![of_runs.mean],
-            What::Sum => vec![values.iter().sum()],
-            What::Runs => return Ok(vec![of_runs.count as f64]),
+        let Estimate { median, low, high, count, .. } = found;
+        let plain = |figures: Vec<f64>| match &self.over[..] {
+            [] => Ok(figures.iter().map(|figure| figure / self.scale).collect()),
+            _ => Err(format!("{}: of ratios there are medians and intervals only", self.folder)),
         };
-        Ok(figures.iter().map(|figure| figure / base).collect())
+        match self.what {
+            What::Median | What::Between | What::Middle => Ok(vec![median]),
+            What::Spread => Ok(vec![median, low, high]),
+            What::Interval => Ok(vec![low, high]),
+            What::Counted => Ok(vec![median, low, high, count as f64]),
+            What::Runs => Ok(vec![count as f64]),
+            What::Range | What::Extremes => plain(vec![of_runs.low, of_runs.high]),
+            What::Mean => plain(vec![of_runs.mean]),
+            What::Sum => plain(vec![values.iter().sum()]),
+        }
+    }
+
+    fn ratio(&self, results: &Results, cell: &[(String, String)]) -> Result<Estimate, String> {
+        let base = |of: &Cell| {
+            self.over.iter().fold(of.clone(), |cell, (axis, value)| cell.with(axis, value))
+        };
+        let found = results.ratio_of(|of| is_of(of, cell), base, &self.measure);
+        found.ok_or_else(|| format!("{}: no pairs of '{}' with that", self.folder, self.measure))
     }
 
     fn values(&self, results: &Results, cell: &[(String, String)]) -> Result<Vec<f64>, String> {
-        let here = |of: &Cell| cell.iter().all(|(name, v)| v == ANY || of.get(name) == v);
-        let value = |run: &Done| run.figures.get(&self.measure).copied();
-        let values: Vec<f64> = if self.all {
-            results.runs.iter().filter(|run| here(&run.cell)).filter_map(value).collect()
-        } else {
-            results.values(here, &self.measure)
-        };
+        let values = results.values(|of| is_of(of, cell), &self.measure);
         if values.is_empty() {
             let cell: Vec<String> = cell.iter().map(|(name, v)| format!("{name}={v}")).collect();
             return Err(format!("{}: no '{}' of {}", self.folder, self.measure, cell.join(" ")));
         }
         Ok(values)
     }
+}
+
+fn is_of(cell: &Cell, values: &[(String, String)]) -> bool {
+    values.iter().all(|(name, value)| value == ANY || cell.get(name) == value)
 }
 
 /// A list of an axis's values, some of which have a comma themselves.

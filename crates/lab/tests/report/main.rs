@@ -5,7 +5,10 @@ mod sample;
 
 use std::path::{Path, PathBuf};
 
-use pvswitch_lab::report::{Document, Error, PAGE, PLOTS, Part, Plot, Series, Table, Value, write};
+use pvswitch_lab::report::{
+    Document, Error, PAGE, PLOTS, Part, Plot, Point, Series, Table, Value, write,
+};
+use pvswitch_lab::stats::paired::Estimate;
 use roxmltree::Document as Xml;
 
 /// A folder for one test, empty.
@@ -84,7 +87,7 @@ fn in_page(html: &str, table: &Table) {
             Value::Text(text) => format!(">{text}</"),
             Value::Number(value, digits) if *value < 10_000.0 => format!(">{value:.digits$}</"),
             Value::Number(value, _) => format!("data-v=\"{value}\""),
-            Value::Spread { median, low, high, digits } => format!(
+            Value::Spread(Estimate { median, low, high, .. }, digits) => format!(
                 ">{median:.digits$} <span class=\"range\">{low:.digits$}\u{2013}{high:.digits$}"
             ),
             Value::Original(value, digits) => {
@@ -172,7 +175,7 @@ fn no_content_becomes_markup() {
         rows: vec![vec![Value::Text(text()), Value::Missing(text())]],
         command: text(),
     }));
-    let point = pvswitch_lab::report::Point { x: 0.0, y: 1.0, low: 0.5, high: 2.0 };
+    let point = Point { low: 0.5, high: 2.0, ..Point::at(0.0, 1.0) };
     let series = Series { name: text(), points: vec![point], ..Series::default() };
     document.parts.push(Part::Plot(Plot {
         title: text(),
@@ -206,8 +209,7 @@ fn plots_of_nothing_and_of_odd_values() {
     let odd = [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300, 1e-300, 5.0];
     for (n, log) in [(false, false), (true, true), (false, true)].into_iter().enumerate() {
         for count in 0..=odd.len() {
-            let point = |v: &f64| pvswitch_lab::report::Point { x: *v, y: *v, low: *v, high: *v };
-            let points: Vec<_> = odd[..count].iter().map(point).collect();
+            let points: Vec<_> = odd[..count].iter().map(|v| Point::at(*v, *v)).collect();
             let series = Series { name: "odd".into(), points, ..Series::default() };
             let bars = Series { bars: true, right: true, ..series.clone() };
             let file = format!("odd-{n}-{count}");
@@ -253,4 +255,100 @@ fn what_cannot_be_written_is_reported() {
     let error = write(&folder, &of(Vec::new())).unwrap_err();
     assert!(matches!(&error, Error::Write { path, .. } if path.starts_with(&folder)), "{error}");
     std::fs::remove_file(&folder).unwrap();
+}
+
+/// The lines of a series in a file, without axes: the paths in its colour that are not closed.
+fn lines_of(svg: &str, colour: usize) -> usize {
+    let class = format!("class=\"s-c{colour}\"");
+    let of =
+        |line: &&str| line.starts_with("<path") && line.contains(&class) && !line.contains('z');
+    svg.lines().filter(of).count()
+}
+
+#[test]
+fn no_line_joins_single_runs_and_every_point_says_of_how_many_it_is() {
+    let folder = folder("joined");
+    let point = |x: f64, y: f64, count| Point { count, interval: count > 4, ..Point::at(x, y) };
+    let series = |counts: [usize; 3], colour| Series {
+        name: format!("series {colour}"),
+        points: (0..3).map(|n| point(n as f64, 1.5, counts[n])).collect(),
+        colour,
+        ..Series::default()
+    };
+    let plot = Plot {
+        file: "joined".into(),
+        level: Some(1.0),
+        // A model or a published line is not of runs.
+        series: vec![series([1, 1, 1], 0), series([10, 10, 10], 1), series([0, 0, 0], 2)],
+        ..Plot::default()
+    };
+    write(&folder, &Document { parts: vec![Part::Plot(plot)], ..Document::default() }).unwrap();
+    let svg = read(&folder.join(PLOTS).join("joined.svg"));
+    // The legend has a line of each.
+    assert_eq!([lines_of(&svg, 0), lines_of(&svg, 1), lines_of(&svg, 2)], [1, 2, 2], "{svg}");
+    assert!(svg.contains(">n 1-10<") && svg.contains(", n 1<") && svg.contains(", n 10<"), "{svg}");
+    // The line at 1.
+    assert!(svg.contains("class=\"s-text\" stroke-width=\"1.4\" stroke-dasharray"), "{svg}");
+}
+
+#[test]
+fn colours_differ_for_every_eye_and_on_both_backgrounds() {
+    // Linear RGB of the colours, as normal sight, protanopia and deuteranopia have it (Viénot,
+    // Brettel and Mollon, 1999), then as lightness and hue of Oklab.
+    let html = read(&write(&self::folder("colours"), &sample::document()).unwrap());
+    let theme = |from: &str| -> Vec<[f64; 3]> {
+        let block = &html[html.find(from).unwrap()..];
+        (0..8)
+            .map(|n| {
+                let at = block.find(&format!("--c{n}:#")).unwrap() + 6;
+                let value = u32::from_str_radix(&block[at..at + 6], 16).unwrap();
+                [16, 8, 0].map(|shift| {
+                    let channel = f64::from(value >> shift & 255) / 255.0;
+                    if channel <= 0.04045 {
+                        channel / 12.92
+                    } else {
+                        ((channel + 0.055) / 1.055).powf(2.4)
+                    }
+                })
+            })
+            .collect()
+    };
+    let eyes: [fn([f64; 3]) -> [f64; 3]; 3] = [
+        |rgb| rgb,
+        |[r, g, b]| {
+            [
+                0.112_38 * r + 0.887_62 * g,
+                0.112_38 * r + 0.887_62 * g,
+                0.004_01 * r - 0.004_01 * g + b,
+            ]
+        },
+        |[r, g, b]| {
+            [
+                0.292_75 * r + 0.707_25 * g,
+                0.292_75 * r + 0.707_25 * g,
+                -0.022_34 * r + 0.022_34 * g + b,
+            ]
+        },
+    ];
+    let lab = |[r, g, b]: [f64; 3]| {
+        let l = (0.412_221_470_8 * r + 0.536_332_536_3 * g + 0.051_445_992_9 * b).cbrt();
+        let m = (0.211_903_498_2 * r + 0.680_699_545_1 * g + 0.107_396_956_6 * b).cbrt();
+        let s = (0.088_302_461_9 * r + 0.281_718_837_6 * g + 0.629_978_700_5 * b).cbrt();
+        [
+            0.210_454_255_3 * l + 0.793_617_785_0 * m - 0.004_072_046_8 * s,
+            1.977_998_495_1 * l - 2.428_592_205_0 * m + 0.450_593_709_9 * s,
+            0.025_904_037_1 * l + 0.782_771_766_2 * m - 0.808_675_766_0 * s,
+        ]
+    };
+    for (name, from) in [("light", ":root{color-scheme:light"), ("dark", "color-scheme:dark")] {
+        let colours = theme(from);
+        for (eye, sees) in eyes.iter().enumerate() {
+            // The first five, of which most plots have no more; the others differ by symbol, too.
+            for (i, j) in (0..5).flat_map(|i| (0..i).map(move |j| (i, j))) {
+                let [a, b] = [colours[i], colours[j]].map(|colour| lab(sees(colour)));
+                let apart = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                assert!(apart > 0.08, "{name}, eye {eye}: c{i} and c{j} are {apart:.3} apart");
+            }
+        }
+    }
 }

@@ -1,7 +1,10 @@
 //! A report with what the studies show, and figures of the size they have.
 
-use pvswitch_lab::report::{Document, Part, Plot, Point, Series, Table, Value, Warning};
+use pvswitch_lab::report::{
+    Conclusion, Document, Part, Plot, Point, Series, Table, Value, Warning,
+};
 use pvswitch_lab::report::{Original, Verdict};
+use pvswitch_lab::stats::paired::Estimate;
 
 pub const COMMAND: &str = "pvswitch lab run fairness --quick --only guests=1,2 --seconds 5";
 
@@ -27,6 +30,17 @@ pub fn document() -> Document {
             pair("Repeats", "3, interleaved within each cell, order reversed each time"),
             pair("Window", "2 s, after 0.5 s to warm up"),
             pair("Left out", "2 of 144 runs: CPUs far from each other (312 ns against 96 ns)"),
+        ],
+        conclusions: vec![
+            Conclusion {
+                what: "2 pairs each: of 3 comparisons 3 have too few pairs".into(),
+                concludes: Some(false),
+            },
+            Conclusion {
+                what: "10 pairs each: of 3 results 2 confirmed".into(),
+                concludes: Some(true),
+            },
+            Conclusion { what: "noise floor: 1.00 (0.98-1.02, n 10)".into(), concludes: None },
         ],
         verdicts: vec![
             verdict(
@@ -94,11 +108,9 @@ pub fn polling() -> Table {
         for (policy, [mbit, host, guest]) in
             [("event", [mbit, host, guest]), ("smart poll", [mbit2, host2, guest2])]
         {
-            let spread = |median: f64| Value::Spread {
-                median,
-                low: median * 0.97,
-                high: median * 1.02,
-                digits: 1,
+            let spread = |median: f64| {
+                let (low, high) = (median * 0.97, median * 1.02);
+                Value::Spread(Estimate { count: 10, median, low, high, interval: true }, 1)
             };
             let why = "a 1 kHz poll sends no events: nothing to divide by";
             rows.push(vec![
@@ -180,7 +192,11 @@ pub fn coalescing() -> Table {
 }
 
 fn points(values: &[(f64, f64, f64)]) -> Vec<Point> {
-    values.iter().map(|(x, y, e)| Point { x: *x, y: *y, low: y - e, high: y + e }).collect()
+    let point = |(x, y, e): &(f64, f64, f64)| {
+        let (low, high) = (y - e, y + e);
+        Point { x: *x, y: *y, low, high, count: 10, interval: true }
+    };
+    values.iter().map(point).collect()
 }
 
 fn line(name: &str, colour: usize, values: &[(f64, f64, f64)]) -> Series {

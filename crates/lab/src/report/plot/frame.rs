@@ -41,7 +41,7 @@ fn values<'a>(plot: &'a Plot, right: bool) -> impl Iterator<Item = f64> + 'a {
 }
 
 fn axes(plot: &Plot) -> (Axis, Option<Axis>) {
-    let left: Vec<f64> = values(plot, false).collect();
+    let left: Vec<f64> = values(plot, false).chain(plot.level).collect();
     let right: Vec<f64> = values(plot, true).collect();
     let signed = left.iter().chain(&right).any(|v| *v < 0.0);
     if right.is_empty() {
@@ -140,6 +140,11 @@ impl Frame {
         let zero = self.y_px(0.0, false).filter(|y| *y < bottom - 1.0 && *y > top);
         if let Some(y) = zero {
             scene.line(vec![(left, y), (right, y)], Ink::Axis, 1.0, false);
+        }
+        // Where a ratio is none.
+        let level = plot.level.filter(|level| self.left.clamp(*level) == *level);
+        if let Some(y) = level.and_then(|level| self.y_px(level, false)) {
+            scene.line(vec![(left, y), (right, y)], Ink::Text, 1.4, true);
         }
         self.draw_titles(scene, plot, style);
         self.draw_below(scene, plot, style)

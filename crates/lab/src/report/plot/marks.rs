@@ -24,6 +24,7 @@ pub fn draw(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
     if bars.len() == plot.series.len() {
         label_bars(scene, style, &tops, width);
     }
+    draw_counts(scene, plot, style, frame);
     // Solid series, the subjects of the plot, are drawn above dashed ones.
     let mut lines: Vec<(usize, &Series)> =
         plot.series.iter().enumerate().filter(|(_, s)| !s.bars).collect();
@@ -41,6 +42,32 @@ pub fn draw(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
             }
             scene.items.push(Item::Shape(dot));
         }
+    }
+}
+
+/// Draws below each x value how many runs the points there are of, where there is space: one number
+/// if all are of as many.
+fn draw_counts(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
+    let size = style.font_px * 0.8;
+    let points = || plot.series.iter().flat_map(|s| &s.points).filter(|p| p.count > 0);
+    let mut xs: Vec<f64> = points().map(|p| p.x).filter(|x| frame.x_px(*x).is_some()).collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
+    let mut free = f32::MIN;
+    for value in xs {
+        let Some(x) = frame.x_px(value) else { continue };
+        let counts = || points().filter(|p| p.x == value).map(|p| p.count);
+        let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
+        let text = if least == most { format!("n {most}") } else { format!("n {least}-{most}") };
+        let half = font::width(&text, size) * SLACK / 2.0;
+        let inside = x - half >= frame.edges[0] - style.gap && x + half <= style.width - style.gap;
+        if x - half < free || !inside {
+            continue;
+        }
+        free = x + half + style.gap * 0.5;
+        // Above what bars may be labelled with.
+        let y = frame.edges[1] - style.font_px * 1.2;
+        scene.words(&text, (x, y), Anchor::Middle, size, Ink::Muted);
     }
 }
 
@@ -73,17 +100,22 @@ fn spot(frame: &Frame, point: &Point, right: bool) -> Option<Spot> {
 fn hint(plot: &Plot, series: &Series, point: &Point) -> String {
     let mut hint = format!("{}, {}: {}", series.name, x_label(plot, point.x), short(point.y));
     if point.low < point.y || point.high > point.y {
-        hint.push_str(&format!(" ({} to {})", short(point.low), short(point.high)));
+        let what = if point.interval { "" } else { "range " };
+        hint.push_str(&format!(" ({what}{} to {})", short(point.low), short(point.high)));
+    }
+    if point.count > 0 {
+        hint.push_str(&format!(", n {}", point.count));
     }
     hint
 }
 
-/// Draws the line of a series, interrupted at missing points, and its error bars.
+/// Draws the line of a series, interrupted at missing points and at single runs, and its error
+/// bars: a line from one run to another would show as a trend what may be chance.
 fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     let ink = Ink::Subject(series.colour);
     let mut run = Vec::new();
     for point in series.points.iter().filter(|_| !series.loose) {
-        match spot(frame, point, series.right) {
+        match spot(frame, point, series.right).filter(|_| point.count != 1) {
             Some(at) => run.push(at),
             None => scene.line(std::mem::take(&mut run), ink, 2.0, series.dashed),
         }
@@ -121,8 +153,8 @@ impl ErrorBar {
         }
         scene.line(vec![(x, low), (x, high)], ink, 1.3, false);
         for (y, end) in [(low, point.low), (high, point.high)] {
-            // No cap at an end beyond the axis.
-            if axis.clamp(end) == end {
+            // No cap at an end beyond the axis, nor at the range of runs that make no interval.
+            if axis.clamp(end) == end && (point.interval || point.count == 0) {
                 scene.line(vec![(x - cap, y), (x + cap, y)], ink, 1.3, false);
             }
         }

@@ -106,7 +106,8 @@ fn any_plot(seed: u64) -> Plot {
         let points = (0..places).map(|n| {
             let x = if whole || !categories.is_empty() { n as f64 } else { numbers.value() };
             let (y, error) = (numbers.value(), numbers.value().abs());
-            Point { x, y, low: y - error, high: y + error }
+            let count = numbers.below(4) as usize;
+            Point { x, y, low: y - error, high: y + error, count, interval: count > 2 }
         });
         Series {
             points: points.collect(),
@@ -127,6 +128,7 @@ fn any_plot(seed: u64) -> Plot {
         y: "throughput of all guests, Gbit/s".into(),
         right: "CPU, % of one".into(),
         log: (numbers.below(3) == 0, numbers.below(3) == 0),
+        level: (numbers.below(2) == 0).then(|| numbers.value()),
         categories,
         series,
         ..Plot::default()
@@ -149,7 +151,7 @@ fn every_series_has_a_distinct_symbol() {
         name: format!("series {n}"),
         colour: n % 4,
         dashed: n % 2 == 1,
-        points: vec![Point { x: 1.0, y: n as f64, low: n as f64, high: n as f64 }],
+        points: vec![Point::at(1.0, n as f64)],
         ..Series::default()
     };
     let plot = Plot { series: (0..8).map(series).collect(), ..Plot::default() };

@@ -1,7 +1,7 @@
 //! The report except the TODO list: the original table beside ours, and settings.
 
 use super::setting::{DEFAULT, SETTINGS, TIMEOUTS};
-use super::{PACED, SET, TIMED, cell, median, original};
+use super::{PACED, SET, TIMED, cell, original};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
@@ -63,13 +63,7 @@ pub fn parts(results: &Results) -> Vec<Part> {
 }
 
 fn value(results: &Results, way: &str, setting: &str, measure: &str, digits: usize) -> Value {
-    match results.summary(&cell(way, setting), measure) {
-        None => Value::Missing("not measured".into()),
-        Some(found) if found.count == 1 => Value::Number(found.median, digits),
-        Some(found) => {
-            Value::Spread { median: found.median, low: found.low, high: found.high, digits }
-        }
-    }
+    Value::estimate(results.estimate(&cell(way, setting), measure), digits, "not measured")
 }
 
 /// The original study's layout, its figures beside ours.
@@ -173,17 +167,19 @@ fn plot(results: &Results, measure: &str, relative: bool) -> Plot {
     };
     let mut series = Vec::new();
     for (colour, way) in TIMED[..2].iter().enumerate() {
-        let base = if relative { median(results, way, "before", measure) } else { Some(1.0) };
         let ours = original::TABLE.iter().enumerate().filter_map(|(x, row)| {
-            let found = results.summary(&cell(way, row.timeout), measure)?;
-            let by = |value: f64| value / base.unwrap_or(f64::NAN);
-            let (y, low, high) = (by(found.median), by(found.low), by(found.high));
-            y.is_finite().then_some(Point { x: x as f64, y, low, high })
+            let here = cell(way, row.timeout);
+            let found = if relative {
+                results.ratio(&here, &cell(way, "before"), measure)
+            } else {
+                results.estimate(&here, measure)
+            };
+            Some(Point::of(x as f64, found?))
         });
         let originals = original::TABLE.iter().enumerate().map(|(x, row)| {
             let by = if relative { of_original(&original::TABLE[0], colour) } else { 1.0 };
             let y = of_original(row, colour) / by;
-            Point { x: x as f64, y, low: y, high: y }
+            Point::at(x as f64, y)
         });
         let words = way.replace('-', " ");
         let (ours, originals) = (ours.collect(), originals.collect());
@@ -201,6 +197,7 @@ fn plot(results: &Results, measure: &str, relative: bool) -> Plot {
         x: "time-out".into(),
         categories: original::TABLE.iter().map(|row| row.timeout.into()).collect(),
         log: (false, !relative),
+        level: relative.then_some(1.0),
         series,
         command: format!("pvswitch lab run coalescing --only way={}", TIMED[..2].join(",")),
         ..Plot::default()
@@ -210,11 +207,8 @@ fn plot(results: &Results, measure: &str, relative: bool) -> Plot {
 /// One row for each setting that was measured.
 fn settings(results: &Results, way: &str) -> Table {
     let ratio = |setting: &str, measure| {
-        let of = |setting| median(results, way, setting, measure);
-        match (of(setting), of(DEFAULT)) {
-            (Some(with), Some(base)) if base > 0.0 => Value::Number(with / base, 2),
-            _ => Value::Missing("not measured".into()),
-        }
+        let found = results.ratio(&cell(way, setting), &cell(way, DEFAULT), measure);
+        Value::estimate(found, 2, "not measured")
     };
     let cells = results.cells();
     let names = SETTINGS.iter().map(|setting| setting.name);
@@ -239,9 +233,7 @@ fn settings(results: &Results, way: &str) -> Table {
         if way == SET[0] { "saturated".into() } else { format!("{PACED} frames per second") };
     Table {
         title: format!("Settings one at a time, {way}: {load}"),
-        note: "x: ratio to the default. The comparisons in summary.json test whether differences \
-               are significant."
-            .into(),
+        note: "x: ratio to the default, median of pairs. 'All comparisons' has the tests.".into(),
         columns: [
             "Setting",
             "Frames/s",

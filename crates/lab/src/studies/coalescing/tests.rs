@@ -18,7 +18,8 @@ fn results(runs: &[Single]) -> Results {
         runs: runs.iter().map(done).collect(),
         command: String::new(),
         machine: Machine::default(),
-        failed: Vec::new(),
+        controls: Vec::new(),
+        void: Vec::new(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::{PAIRS, Results, original};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stage::GuestKind;
+use crate::stats::paired::Estimate;
 
 const ABOUT: &str = "\
 Guest A has virtqueues (vhost-user), guest B Xen rings; both are network namespaces whose NIC is \
@@ -141,25 +142,17 @@ impl Side<'_> {
     }
 
     fn value(&self, pair: &str, variant: &str, measure: &str, digits: usize) -> Value {
-        match self.results.summary(&self.cell(pair, variant), measure) {
-            None => Value::Missing("not measured".into()),
-            Some(found) if found.count == 1 => Value::Number(found.median, digits),
-            Some(found) => {
-                Value::Spread { median: found.median, low: found.low, high: found.high, digits }
-            }
-        }
+        let found = self.results.estimate(&self.cell(pair, variant), measure);
+        Value::estimate(found, digits, "not measured")
     }
 
     /// After over before.
-    fn ratio(&self, pair: &str, measure: &str) -> Option<f64> {
-        let of = |variant| self.results.summary(&self.cell(pair, variant), measure);
-        let (before, after) = (of("before")?.median, of("after")?.median);
-        (before > 0.0).then(|| after / before)
+    fn ratio(&self, pair: &str, measure: &str) -> Option<Estimate> {
+        self.results.ratio(&self.cell(pair, "after"), &self.cell(pair, "before"), measure)
     }
 
     fn ratio_value(&self, pair: &str, measure: &str) -> Value {
-        self.ratio(pair, measure)
-            .map_or_else(|| Value::Missing("not measured".into()), |ratio| Value::Number(ratio, 2))
+        Value::estimate(self.ratio(pair, measure), 2, "not measured")
     }
 
     /// The original study's layout, its figures beside ours.
@@ -199,8 +192,7 @@ impl Side<'_> {
         ];
         Table {
             title: self.caption(),
-            note: "Original: figures as published. Ours: median, with the range of several runs."
-                .into(),
+            note: "Original: figures as published. Ours: medians.".into(),
             columns: columns.map(String::from).into(),
             rows,
             command: self.command(),
@@ -263,11 +255,8 @@ fn ratio_plot(sides: &[Side]) -> Plot {
     let pairs: Vec<_> = first.pairs().collect();
     let mut series = Vec::new();
     for (colour, side) in sides.iter().enumerate() {
-        let points = |of: &dyn Fn(&str) -> Option<f64>| -> Vec<Point> {
-            let all = pairs.iter().enumerate().filter_map(|(x, pair)| {
-                of(pair).map(|y| Point { x: x as f64, y, low: y, high: y })
-            });
-            all.collect()
+        let points = |of: &dyn Fn(f64, &str) -> Option<Point>| -> Vec<Point> {
+            pairs.iter().enumerate().filter_map(|(x, pair)| of(x as f64, pair)).collect()
         };
         let line = |name: String, points, dashed| Series {
             name,
@@ -277,8 +266,9 @@ fn ratio_plot(sides: &[Side]) -> Plot {
             loose: true,
             ..Series::default()
         };
-        let ours = points(&|pair| side.ratio(pair, "kb_per_s"));
-        let original = points(&|pair| side.original(pair).map(|row| row.after / row.before));
+        let ours = points(&|x, pair| Some(Point::of(x, side.ratio(pair, "kb_per_s")?)));
+        let original =
+            points(&|x, pair| side.original(pair).map(|row| Point::at(x, row.after / row.before)));
         series.push(line(format!("filter {}", side.filter), ours, false));
         series.push(line(format!("original, filter {}", side.filter), original, true));
     }
@@ -292,6 +282,7 @@ fn ratio_plot(sides: &[Side]) -> Plot {
         x: "pair".into(),
         categories: pairs.iter().map(|pair| words(pair)).collect(),
         y: "after / before".into(),
+        level: Some(1.0),
         series,
         command: format!(
             "pvswitch lab run copies --only mode={} --only frames={}",

@@ -7,7 +7,7 @@ use hostile::{Ring, cases_of};
 use super::ALL;
 use crate::plan::Cell;
 use crate::report::{Table, Value, Verdict};
-use crate::stats::Summary;
+use crate::stats::paired::Estimate;
 use crate::store::{Done, Results};
 
 /// How much of its rate the honest pair keeps at least, and how much longer its p99 may be.
@@ -85,20 +85,14 @@ impl Row<'_> {
     }
 }
 
-/// Median and range of what the attack makes of a measure, of what it is beside a control.
-fn ratio(row: &Row<'_>, measure: &str, control: &str) -> Option<Summary> {
-    let mut found = row.results.compare_with(measure, control).into_iter();
-    let found = found.find(|found| found.value == "hostile" && row.has(&found.cell))?;
-    let (median, (low, high)) = (found.ratio?, found.range?);
-    let count = found.runs.0;
-    Some(Summary { median, low, high, count, ..Summary::of(&[median])? })
+/// What the attack makes of a measure, of what it is beside a control.
+fn ratio(row: &Row<'_>, measure: &str, control: &str) -> Option<Estimate> {
+    let wanted = |cell: &Cell| cell.get("attack") == "hostile" && row.has(cell);
+    row.results.ratio_of(wanted, |cell| cell.with("attack", control), measure)
 }
 
-fn spread(found: Option<Summary>, digits: usize) -> Value {
-    match found {
-        None => Value::Missing("not measured, or the switch ended".into()),
-        Some(Summary { median, low, high, .. }) => Value::Spread { median, low, high, digits },
-    }
+fn spread(found: Option<Estimate>, digits: usize) -> Value {
+    Value::estimate(found, digits, "not measured, or the switch ended")
 }
 
 /// Columns of a table.
@@ -135,7 +129,7 @@ pub fn table(results: &Results, ring: Ring, priority: &str) -> Option<Table> {
         .collect();
     (!rows.is_empty()).then(|| Table {
         title: format!("Beside a hostile peer: {ring}, worker at priority {priority}"),
-        note: "Lost and corrupt are sums over all runs; ratios are medians with the range of runs \
+        note: "Lost and corrupt are sums over all runs; ratios are medians of pairs, runs \
                side by side; of the rest the most of any run."
             .into(),
         columns: COLUMNS.map(String::from).into(),

@@ -1,5 +1,9 @@
 //! The original study's table, as published.
 
+use std::fmt;
+
+use crate::plan::Cell;
+
 /// A pair of rows: one case without and with the patch.
 pub struct Row {
     /// Receive, in place of send.
@@ -14,6 +18,24 @@ pub struct Row {
     pub without: [f64; 3],
     /// Throughput in Mbit/s, CPU of dom0 and of all guests in per cent, with the patch.
     pub with: [f64; 3],
+}
+
+impl Row {
+    /// Whether a cell of ours is of this case.
+    pub fn is_of(&self, cell: &Cell) -> bool {
+        cell.number("guests") == f64::from(self.guests)
+            && cell.number("size") == f64::from(self.size)
+            && (cell.get("traffic") == "udp") == self.udp
+            && (cell.get("direction") == "receive") == self.receive
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = if self.receive { "receive" } else { "send" };
+        let traffic = if self.udp { "UDP" } else { "TCP" };
+        write!(f, "{way} {traffic}, {} bytes, {} guests", self.size, self.guests)
+    }
 }
 
 const fn row(

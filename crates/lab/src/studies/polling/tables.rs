@@ -133,13 +133,7 @@ impl<'a> Side<'a> {
     }
 
     fn value(&self, cell: &Cell, measure: &str, digits: usize) -> Value {
-        match self.results.summary(cell, measure) {
-            None => Value::Missing("not measured".into()),
-            Some(found) if found.count == 1 => Value::Number(found.median, digits),
-            Some(found) => {
-                Value::Spread { median: found.median, low: found.low, high: found.high, digits }
-            }
-        }
+        Value::estimate(self.results.estimate(cell, measure), digits, "not measured")
     }
 
     fn command(&self, load: Load) -> String {
@@ -182,8 +176,7 @@ impl<'a> Side<'a> {
         let (direction, traffic) = (load.direction, load.traffic.to_uppercase());
         Table {
             title: format!("Guests {direction}, {traffic}{}", self.which()),
-            note: "Original: figures as published. Ours: median, with the range of several runs."
-                .into(),
+            note: "Original: figures as published. Ours: medians.".into(),
             columns: [
                 "Guests",
                 "Packet size, bytes",
@@ -207,14 +200,9 @@ impl<'a> Side<'a> {
 
     /// Ratio of our figures, with polling over without.
     fn ratio(&self, load: Load, case: (&str, &str), variant: &str, measure: &str) -> Value {
-        let of = |variant: &str| {
-            let cell = self.cell(load, case.0, case.1, variant);
-            self.results.summary(&cell, measure).map(|found| found.median)
-        };
-        match (of(variant), of("event")) {
-            (Some(with), Some(without)) if without > 0.0 => Value::Number(with / without, 2),
-            _ => Value::Missing("not measured".into()),
-        }
+        let cell = |variant: &str| self.cell(load, case.0, case.1, variant);
+        let found = self.results.ratio(&cell(variant), &cell("event"), measure);
+        Value::estimate(found, 2, "not measured")
     }
 
     fn ratios(&self, loads: &[Load]) -> Table {
@@ -245,7 +233,7 @@ impl<'a> Side<'a> {
         Table {
             title: format!("With the patch over without{}", self.which()),
             note: "Below 1, the patch takes less. Original: ratios of published figures. Ours: \
-                   ratios of medians. Where throughput differs, compare CPU per MB."
+                   medians of the ratios of pairs. Where throughput differs, compare CPU per MB."
                 .into(),
             columns: [
                 "Traffic",
@@ -315,9 +303,8 @@ impl<'a> Side<'a> {
         let lines = self.values("variant").iter().enumerate().map(|(colour, variant)| {
             let points = cases.iter().filter_map(|(guests, size)| {
                 let found =
-                    self.results.summary(&self.cell(load, guests, size, variant), measure)?;
-                let x = guests.parse().ok()?;
-                Some(Point { x, y: found.median, low: found.low, high: found.high })
+                    self.results.estimate(&self.cell(load, guests, size, variant), measure)?;
+                Some(Point::of(guests.parse().ok()?, found))
             });
             Series { name: case(variant), points: points.collect(), colour, ..Series::default() }
         });
@@ -330,7 +317,7 @@ fn original_lines(load: Load, cases: &[(&str, &str)]) -> Vec<Series> {
         let points = cases.iter().filter_map(|(guests, size)| {
             let row = original_of(load, guests, size)?;
             let y = if colour == 0 { row.without[2] } else { row.with[2] };
-            Some(Point { x: f64::from(row.guests), y, low: y, high: y })
+            Some(Point::at(f64::from(row.guests), y))
         });
         let points = points.collect();
         Series { name: name.into(), points, colour, dashed: true, ..Series::default() }

@@ -39,7 +39,7 @@ pub(super) fn judge(results: &Results) -> Option<Verdict> {
         let is_short = median(one, "switch_cpu")? >= SHORT_PERCENT
             && median(one, "guests_cpu")? * TIMES_LEAST <= guests_percent;
         if is_short {
-            times.push(median(more, "frames")? / median(one, "frames")?.max(1.0));
+            times.push(results.ratio(more, one, "frames")?.median);
         }
     }
     let Some(least) = times.iter().copied().min_by(f64::total_cmp) else {

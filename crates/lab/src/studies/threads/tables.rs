@@ -79,6 +79,7 @@ pub fn together(all: &[Results]) -> Vec<Part> {
             file: "speed-up-all".into(),
             x: "workers".into(),
             y: "frames/s over one worker's".into(),
+            level: Some(1.0),
             series,
             ..Plot::default()
         }));
@@ -188,32 +189,23 @@ impl<'a> Load<'a> {
         by: f64,
         digits: usize,
     ) -> Value {
-        match self.results.summary(&self.cell(placement, workers), measure) {
-            None => Value::Missing("not measured".into()),
-            Some(found) if found.count == 1 => Value::Number(found.median / by, digits),
-            Some(found) => Value::Spread {
-                median: found.median / by,
-                low: found.low / by,
-                high: found.high / by,
-                digits,
-            },
-        }
+        let found = self.results.estimate(&self.cell(placement, workers), measure);
+        Value::estimate(found.map(|found| found.over(by)), digits, "not measured")
     }
 
     /// Speed-up of a number of workers over one.
     fn speed_up(&self, placement: &str, workers: &str, measure: &str) -> Option<Comparison> {
         let cell = self.cell(placement, workers);
-        let mut all = self.results.compare(measure).into_iter();
+        let mut all = self.results.compare(measure, super::FACTS.margin).into_iter();
         all.find(|c| c.cell.0 == cell.outer() && c.value == workers && c.base == "1")
     }
 
     fn speed_up_points(&self, placement: &str) -> Vec<Point> {
         let one = self.median(placement, "1", "frames");
-        let one = one.map(|_| Point { x: 1.0, y: 1.0, low: 1.0, high: 1.0 });
+        let one = one.map(|_| Point::at(1.0, 1.0));
         let more = axis(self.results, "workers").iter().filter_map(|workers| {
-            let found = self.speed_up(placement, workers, "frames")?;
-            let (y, (low, high)) = (found.ratio?, found.range?);
-            Some(Point { x: workers.parse().ok()?, y, low: low.min(y), high: high.max(y) })
+            let found = self.speed_up(placement, workers, "frames")?.ratio?;
+            Some(Point::of(workers.parse().ok()?, found))
         });
         one.into_iter().chain(more).collect()
     }
@@ -226,9 +218,8 @@ impl<'a> Load<'a> {
         for (colour, placement) in axis(self.results, "placement").iter().enumerate() {
             let name = placement.clone();
             let points = axis(self.results, "workers").iter().filter_map(|workers| {
-                let found = self.results.summary(&self.cell(placement, workers), "frames")?;
-                let [y, low, high] = [found.median, found.low, found.high].map(|n| n / 1e6);
-                Some(Point { x: workers.parse().ok()?, y, low, high })
+                let found = self.results.estimate(&self.cell(placement, workers), "frames")?;
+                Some(Point::of(workers.parse().ok()?, found.over(1e6)))
             });
             let points: Vec<Point> = points.collect();
             rates.push(Series { name: name.clone(), points, colour, ..Series::default() });
@@ -239,7 +230,8 @@ impl<'a> Load<'a> {
         ratios.push(original_points());
         ratios.retain(|series| !series.points.is_empty());
         rates.retain(|series| !series.points.is_empty());
-        let plot = |title: String, file: &str, y: &str, note: &str, series| Plot {
+        let plot = |title: String, file: &str, y: &str, note: &str, series, level| Plot {
+            level,
             title,
             note: note.into(),
             file: self.file(file),
@@ -251,7 +243,14 @@ impl<'a> Load<'a> {
         };
         let words = self.words();
         vec![
-            plot(format!("Frames by workers: {words}"), "frames", "million frames/s", "", rates),
+            plot(
+                format!("Frames by workers: {words}"),
+                "frames",
+                "million frames/s",
+                "",
+                rates,
+                None,
+            ),
             plot(
                 format!("Speed-up over one worker: {words}"),
                 "speed-up",
@@ -259,6 +258,7 @@ impl<'a> Load<'a> {
                 "Limit: the maximum that CPU time of workers and guests allows with placement \
                  balanced. Original: with 4 and with more than 10 CPUs, drawn at 11.",
                 ratios,
+                Some(1.0),
             ),
         ]
     }
@@ -268,7 +268,7 @@ impl<'a> Load<'a> {
         let one = self.median("balanced", "1", "frames").filter(|frames| *frames > 0.0);
         let points = axis(self.results, "workers").iter().filter_map(|workers| {
             let y = self.limit("balanced", workers)?.frames / one?;
-            Some(Point { x: workers.parse().ok()?, y, low: y, high: y })
+            Some(Point::at(workers.parse().ok()?, y))
         });
         let (name, points) = ("limit of CPU time".into(), points.collect());
         Series { name, points, colour, dashed: true, model: true, ..Series::default() }
@@ -304,23 +304,14 @@ struct Limit {
 }
 
 fn original_points() -> Series {
-    let points = CLAIMS.iter().map(|claim| {
-        let y = claim.speed_up;
-        Point { x: f64::from(claim.workers), y, low: y, high: y }
-    });
+    let points = CLAIMS.iter().map(|claim| Point::at(f64::from(claim.workers), claim.speed_up));
     let points = points.collect();
     Series { name: "original".into(), points, colour: 7, loose: true, ..Series::default() }
 }
 
-/// A ratio with its range.
+/// A ratio with its interval.
 fn ratio(found: Option<&Comparison>, missing: &str) -> Value {
-    match found.map(|c| (c.ratio, c.range)) {
-        Some((Some(median), Some((low, high)))) if low < high => {
-            Value::Spread { median, low: low.min(median), high: high.max(median), digits: 2 }
-        }
-        Some((Some(ratio), _)) => Value::Number(ratio, 2),
-        _ => Value::Missing(missing.into()),
-    }
+    Value::estimate(found.and_then(|found| found.ratio), 2, missing)
 }
 
 /// The two cases of the original study, ours beside them.
@@ -361,7 +352,7 @@ fn claims(all: &[Results]) -> Table {
     Table {
         title: "The original study's speed-up, and ours with as many workers".into(),
         note: "Throughput of many threads over that of one. Group corresponds to the patch. Ours: \
-               even load; the ratio of medians, with the minimum and maximum of paired runs. By \
+               even load; medians of the ratios of pairs. By \
                workers' own cost: see the limits below."
             .into(),
         columns: columns(&[
