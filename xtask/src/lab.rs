@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(good, Verdict::Passed("2 expectations hold".into()));
         let bad = judge_exit("holds: a\nDOES NOT HOLD: b\n3 runs skipped: x\n", 1);
         assert_eq!(bad, Verdict::Failed("DOES NOT HOLD: b".into()));
-        assert!(matches!(judge_exit("2 runs failed, see failed.csv", 1), Verdict::Failed(_)));
+        assert!(matches!(judge_exit("2 runs failed, see column", 1), Verdict::Failed(_)));
         assert!(matches!(judge_exit("panicked", 101), Verdict::Failed(_)));
         assert!(matches!(judge("holds: a\n", None), Verdict::Failed(_)));
     }

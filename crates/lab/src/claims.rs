@@ -2,7 +2,7 @@
 //!
 //! A result is confirmed if ours shows at least half of its effect (half of the logarithm of its
 //! ratio), refuted if ours shows less than half, and otherwise not confirmed. A result that nothing
-//! changes is confirmed if ours is within the study's margin, and refuted if it is beyond. All
+//! changes is confirmed if ours is within its margin, and refuted if it is beyond. All
 //! results of a study are tested together, by pairs.
 
 use std::fmt;
@@ -35,8 +35,8 @@ pub struct Claim {
 pub enum Expect {
     /// A ratio beyond this one, on the side away from 1.
     Beyond(f64),
-    /// No change.
-    Same,
+    /// No change: a ratio from 1 / this one to this one.
+    Within(f64),
 }
 
 impl Claim {
@@ -50,7 +50,7 @@ impl Claim {
         margin: f64,
     ) -> Self {
         let same = ratio.ln().abs() <= margin.ln();
-        let expect = if same { Expect::Same } else { Expect::Beyond(ratio.sqrt()) };
+        let expect = if same { Expect::Within(margin) } else { Expect::Beyond(ratio.sqrt()) };
         Self { what, cell, base, measure, original: Some(ratio), expect }
     }
 
@@ -103,7 +103,7 @@ pub struct Finding {
 }
 
 /// Judges all claims of a study together.
-pub fn judge(results: &Results, claims: Vec<Claim>, margin: f64) -> Vec<Finding> {
+pub fn judge(results: &Results, claims: Vec<Claim>) -> Vec<Finding> {
     let effects: Vec<Vec<f64>> = claims.iter().map(|claim| effects(results, claim)).collect();
     let measured = effects.iter().filter(|of| !of.is_empty()).count();
     let tested = |test: &dyn Fn(&Claim, &[f64]) -> f64| {
@@ -113,8 +113,8 @@ pub fn judge(results: &Results, claims: Vec<Claim>, margin: f64) -> Vec<Finding>
         let next = effects.iter().map(|of| if of.is_empty() { None } else { corrected.pop() });
         next.collect::<Vec<_>>()
     };
-    let shown = tested(&|claim, of| shown(claim, of, margin));
-    let refuted = tested(&|claim, of| refuted(claim, of, margin));
+    let shown = tested(&shown);
+    let refuted = tested(&refuted);
     let states = shown.into_iter().zip(refuted).zip(&effects).map(|((shown, refuted), of)| {
         let (Some(shown), Some(refuted)) = (shown, refuted) else { return State::NotMeasured };
         if shown < SIGNIFICANCE {
@@ -144,16 +144,16 @@ fn effects(results: &Results, claim: &Claim) -> Vec<f64> {
     figures.map(|(ours, base)| effect(ours, base)).collect()
 }
 
-fn shown(claim: &Claim, effects: &[f64], margin: f64) -> f64 {
+fn shown(claim: &Claim, effects: &[f64]) -> f64 {
     match claim.expect {
-        Expect::Same => equivalent(effects, margin.ln()),
+        Expect::Within(margin) => equivalent(effects, margin.ln()),
         Expect::Beyond(ratio) => beyond(effects, ratio),
     }
 }
 
-fn refuted(claim: &Claim, effects: &[f64], margin: f64) -> f64 {
+fn refuted(claim: &Claim, effects: &[f64]) -> f64 {
     match claim.expect {
-        Expect::Same => {
+        Expect::Within(margin) => {
             let either = beyond(effects, margin).min(beyond(effects, 1.0 / margin));
             f64::min(1.0, 2.0 * either)
         }

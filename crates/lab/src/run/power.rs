@@ -98,7 +98,7 @@ fn noise(results: &Results, study: &dyn Study) -> Conclusion {
 }
 
 fn findings(results: &Results, study: &dyn Study) -> Vec<Finding> {
-    claims::judge(results, study.claims(&results.plan), study.facts().margin)
+    claims::judge(results, study.claims(&results.plan))
 }
 
 fn compared(results: &Results, study: &dyn Study) -> Vec<Comparison> {
@@ -121,7 +121,7 @@ pub fn claims(results: &Results, study: &dyn Study) -> Option<Part> {
             Value::Text(match claim.expect {
                 Expect::Beyond(ratio) if ratio < 1.0 => format!("below {ratio:.2}"),
                 Expect::Beyond(ratio) => format!("above {ratio:.2}"),
-                Expect::Same => study.facts().margin_words(),
+                Expect::Within(most) => format!("{:.3} to {most:.3}", 1.0 / most),
             }),
             Value::estimate(found.ratio, 2, "the base is 0"),
             Value::Text(claim.ours()),
@@ -162,7 +162,11 @@ pub fn comparisons(results: &Results, study: &dyn Study) -> Option<Part> {
                 Value::Text(comparison.value.clone()),
                 Value::Text(comparison.base.clone()),
                 Value::estimate(comparison.ratio, 3, "the base is 0, or a value is negative"),
-                Value::estimate(results.noise(&comparison.measure), 3, "no control"),
+                Value::estimate(
+                    results.noise(&comparison.measure),
+                    3,
+                    "no control, or its base is 0",
+                ),
                 Value::Text(significant(p)),
                 Value::Text(significant(p_same)),
                 Value::Text(outcome.to_string()),

@@ -214,7 +214,7 @@ impl Study for Fairness {
                 claim(what, "throughput", Expect::Beyond(1.0 / FACTS.margin))
             } else {
                 let what = "no appreciable difference of throughput";
-                claim(what, "throughput", Expect::Same)
+                claim(what, "throughput", Expect::Within(FACTS.margin))
             });
             if to_guest && guests > 1.0 {
                 let what = "should improve fairness on the dom0-to-VM pathway";

@@ -24,6 +24,10 @@ const CALLS_FALL: f64 = 0.9;
 /// differ by as much on a busy machine.
 const BYTES_LEAST: f64 = 0.3;
 
+/// "The performance is not impacted": its greatest change is that of nine guests which receive UDP
+/// of 1500 bytes, 953.48 and 904.17 Mbit/s.
+const THROUGHPUT_MARGIN: f64 = 1.055;
+
 /// Smart poll's timer without the feature: the ring is not armed while it runs, and the back end
 /// does not know of the polling. The difference to smart poll is the feature alone.
 const NOT_ARMED: &str = "not-armed";
@@ -235,14 +239,12 @@ impl Study for Polling {
         });
         rows.flat_map(|(row, cell)| {
             let pair = [cell.clone(), cell.with("variant", "event")];
-            let claim = |what: &str, measure, at: usize, margin| {
-                let ratio = row.with[at] / row.without[at];
-                let what = format!("{row}: {what}");
-                Claim::of_ratio(what, pair.clone(), measure, ratio, margin)
-            };
-            // That it is about the same in all rows is a result of its own.
-            let same = claim("throughput", "throughput", 0, FACTS.margin);
-            [claim("guests' CPU", "guests_cpu", 2, FACTS.margin), same]
+            let ratio = |at: usize| row.with[at] / row.without[at];
+            let (cpu, same) = (format!("{row}: guests' CPU"), format!("{row}: throughput"));
+            [
+                Claim::of_ratio(cpu, pair.clone(), "guests_cpu", ratio(2), FACTS.margin),
+                Claim::of_ratio(same, pair, "throughput", ratio(0), THROUGHPUT_MARGIN),
+            ]
         })
         .collect()
     }

@@ -27,7 +27,7 @@ const PACED_RATES: (u32, u32) = (200_000, 40_000);
 /// Smallest share of its rate beside another fast receiver that the fast receiver must keep.
 const KEPT_MIN: f64 = 0.9;
 /// Pairs of runs that a verdict needs.
-const PAIRS_MIN: usize = 3;
+const PAIRS_MIN: usize = 5;
 
 const ABOUT: &str = "\
 One sender, two receivers. The sender sends frames of 60 bytes, paced (200,000 per second, the \

@@ -6,6 +6,8 @@ use super::super::{Plot, Point, Series, font};
 use super::frame::{Frame, SLACK};
 use super::{Anchor, Style, x_label};
 
+/// Width over which series with error bars are spread at one x.
+const APART: f32 = 14.0;
 /// Radius of a dot.
 const DOT: f32 = 4.2;
 /// Share of the distance between x values that bars fill.
@@ -29,12 +31,14 @@ pub fn draw(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
     let mut lines: Vec<(usize, &Series)> =
         plot.series.iter().enumerate().filter(|(_, s)| !s.bars).collect();
     lines.sort_by_key(|(_, series)| !series.dashed);
-    for (_, series) in &lines {
-        draw_line(scene, frame, series);
+    for (n, series) in &lines {
+        draw_line(scene, frame, series, apart(plot, *n));
     }
     for (n, series) in lines {
+        let shift = apart(plot, n);
         for point in &series.points {
             let Some(at) = spot(frame, point, series.right) else { continue };
+            let at = (at.0 + shift, at.1);
             let mut dot = dot(plot, n, at, DOT, hint(plot, series, point));
             if series.model {
                 // Invisible, but with a tooltip.
@@ -109,14 +113,26 @@ fn hint(plot: &Plot, series: &Series, point: &Point) -> String {
     hint
 }
 
+/// How far the points of a series are moved sideways, so that error bars at the same x do not cover
+/// each other; none where only one series was measured.
+fn apart(plot: &Plot, n: usize) -> f32 {
+    let measured = |s: &Series| !s.bars && s.points.iter().any(|p| p.high > p.low);
+    let count = plot.series.iter().filter(|s| measured(s)).count();
+    if count < 2 || !measured(&plot.series[n]) {
+        return 0.0;
+    }
+    let before = plot.series[..n].iter().filter(|s| measured(s)).count();
+    (before as f32 / (count - 1) as f32 - 0.5) * APART
+}
+
 /// Draws the line of a series, interrupted at missing points and at single runs, and its error
 /// bars: a line from one run to another would show as a trend what may be chance.
-fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
+fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series, shift: f32) {
     let ink = Ink::Subject(series.colour);
     let mut run = Vec::new();
     for point in series.points.iter().filter(|_| !series.loose) {
         match spot(frame, point, series.right).filter(|_| point.count != 1) {
-            Some(at) => run.push(at),
+            Some(at) => run.push((at.0 + shift, at.1)),
             None => scene.line(std::mem::take(&mut run), ink, 2.0, series.dashed),
         }
     }
@@ -124,7 +140,7 @@ fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     scene.items.retain(|item| !is_empty(item));
     for point in &series.points {
         let Some((x, _)) = spot(frame, point, series.right) else { continue };
-        ErrorBar { x, cap: 4.5, ink }.draw(scene, frame, series, point);
+        ErrorBar { x: x + shift, cap: 4.5, ink }.draw(scene, frame, series, point);
     }
 }
 
