@@ -344,6 +344,30 @@ impl Fdb {
         self.sweep(|value| value.port() == port && !value.is_static())
     }
 
+    /// Moves the learned entries of `from` to `to`, whose limit holds: those beyond are removed.
+    /// For a port, another one, that takes the place of the first. Returns the number of those moved.
+    pub fn move_learned(&self, from: PortId, to: PortId) -> usize {
+        self.forget_home(from);
+        let is_its = |value: Value| value.is_valid() && !value.is_static() && value.port() == from;
+        let mut moved = 0;
+        for at in self.all_places().filter(|at| is_its(self.value(*at))) {
+            let mut writer = self.lock();
+            let value = self.value(at);
+            if !is_its(value) {
+                continue;
+            }
+            if self.learned_from(to) < self.port_limit {
+                self.put_value(&mut writer, at, value, Value::new(to, value.seen_s()));
+                // What callers know of its port is out of date.
+                self.removals.fetch_add(1, Ordering::Release);
+                moved += 1;
+            } else {
+                self.vacate(&mut writer, at);
+            }
+        }
+        moved
+    }
+
     /// Removes the learned entries of `port` that `keep` rejects, by address and VLAN, as when its
     /// rules change. Returns their number.
     pub fn retain_learned(&self, port: PortId, keep: impl Fn([u8; 6], u16) -> bool) -> usize {

@@ -4,6 +4,7 @@
 //! group; a port's frames keep their order. Frames that do not fit are held for their destination,
 //! within bounds, or dropped with a cause ([`hold`](crate::hold)).
 
+mod announce;
 mod bounds;
 mod direct;
 mod fetch;
@@ -122,17 +123,6 @@ impl Port {
             epoch: AtomicU64::new(EPOCHS.fetch_add(1, Ordering::Relaxed)),
         };
         port.charged_to(Arc::default())
-    }
-
-    /// Identifies the connection of its peer among those of all ports: a report about an earlier
-    /// one, or about another port that had its id, carries another epoch.
-    pub fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
-    }
-
-    /// Ends the epoch with the peer's connection: later reports about it are stale.
-    pub fn end_epoch(&self) {
-        self.epoch.store(EPOCHS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
     /// Replaces its account, which has the default limits, by `account`.

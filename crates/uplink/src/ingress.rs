@@ -150,6 +150,14 @@ impl TapIngress {
         self.left
     }
 
+    /// Drops the frames that were read and not delivered.
+    pub fn discard(&mut self) {
+        for taken in self.taken.drain(..) {
+            self.free |= 1 << taken.slot;
+        }
+        (self.left, self.passed) = (0, None);
+    }
+
     /// Bytes of one buffer.
     pub const BUFFER_LEN: usize = STRIDE;
 

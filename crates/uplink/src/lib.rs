@@ -23,6 +23,7 @@ pub mod evpn;
 mod fd;
 mod framing;
 mod ingress;
+mod link_watch;
 mod netlink;
 mod netns;
 mod null;
@@ -38,11 +39,12 @@ pub use egress::TapEgress;
 pub use fd::{Batching, TapFd};
 pub use framing::{BadLength, FRAME_MAX, FRAME_MIN, Inbox, LENGTH_LEN};
 pub use ingress::TapIngress;
+pub use link_watch::LinkWatch;
 pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use packet::{
-    PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, open_packet, packet_link,
-    packet_losses,
+    PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, has_interface, open_packet,
+    packet_carrier, packet_link, packet_losses, set_packet_blocked,
 };
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use stream::{End, Socket, StreamEgress, StreamIngress};

@@ -36,6 +36,8 @@ pub struct PacketOptions {
     pub netns: Option<String>,
     /// Number of sockets, among which the kernel spreads flows.
     pub queues: NonZeroU16,
+    /// Whether they are [blocked](set_packet_blocked) from the start.
+    pub blocked: bool,
 }
 
 /// State of an interface as one of its packet sockets knows it.
@@ -82,6 +84,10 @@ fn open_here(options: &PacketOptions) -> Result<Vec<Arc<OwnedFd>>, TapError> {
         };
         sys::set_up(socket.as_fd(), RECEIVE_BYTES, SEND_BYTES)
             .map_err(|error| os("set up a packet socket on interface", error))?;
+        if options.blocked {
+            set_packet_blocked(socket.as_fd(), true)
+                .map_err(|error| os("block a packet socket on interface", error))?;
+        }
         let is_ethernet = sys::bind(socket.as_fd(), index, libc::ETH_P_ALL as u16);
         if !is_ethernet.map_err(|error| os("bind a packet socket to interface", error))? {
             return Err(TapError::NotEthernet { name: name.clone() });
@@ -110,11 +116,42 @@ fn open_here(options: &PacketOptions) -> Result<Vec<Arc<OwnedFd>>, TapError> {
 
 /// State of the interface of a packet socket.
 pub fn packet_link(socket: BorrowedFd<'_>) -> PacketLink {
-    match sys::is_up(socket) {
-        Ok(true) => PacketLink::Up,
-        Ok(false) => PacketLink::Down,
+    match sys::flags(socket) {
+        Ok(flags) if flags & libc::IFF_UP != 0 => PacketLink::Up,
+        Ok(_) => PacketLink::Down,
         Err(_) => PacketLink::Removed,
     }
+}
+
+/// Whether the interface of a packet socket is up and has carrier.
+pub fn packet_carrier(socket: BorrowedFd<'_>) -> bool {
+    let wanted = libc::IFF_UP | libc::IFF_RUNNING;
+    sys::flags(socket).is_ok_and(|flags| flags & wanted == wanted)
+}
+
+/// Blocks a packet socket: the kernel drops each frame for it, and wakes nobody; or unblocks it.
+/// Frames that were queued before are dropped in both cases.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn set_packet_blocked(socket: BorrowedFd<'_>, blocked: bool) -> io::Result<()> {
+    sys::set_blocked(socket, true)?;
+    // No frame is added meanwhile, so this ends.
+    while sys::drop_frame(socket) {}
+    if blocked { Ok(()) } else { sys::set_blocked(socket, false) }
+}
+
+/// Whether a network namespace (`None`: ours) has an interface of this name.
+pub fn has_interface(name: &str, netns: Option<&str>) -> bool {
+    let find = || {
+        let socket = sys::socket()?;
+        sys::index(socket.as_fd(), name)
+    };
+    let found = match netns {
+        None => find(),
+        Some(netns) => in_netns(netns, find).unwrap_or(Ok(None)),
+    };
+    matches!(found, Ok(Some(_)))
 }
 
 /// Takes the pending error of a packet socket, whose interface went down meanwhile.

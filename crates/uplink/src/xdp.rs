@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   interface, queue n ──▶ XDP program ──▶ map[n] ──▶ socket n: four rings, and a UMEM of chunks
-//!                               └─▶ the kernel's stack, where the map has no socket
+//!                               └─▶ the kernel's stack, of queues that the port does not use
 //! ```
 //!
 //! Each queue has a socket and a UMEM of its own, a part of one memfd, so that another process can
@@ -46,7 +46,7 @@ pub use self::ingress::XdpIngress;
 use self::program::{Attached, Refused};
 use self::ring::{ADDRESS_LEN, Consumer, DESC_LEN, Producer};
 use crate::netns::in_netns;
-use crate::packet::{self, PacketLink, packet_link};
+use crate::packet::{self, PacketLink, packet_carrier, packet_link};
 use crate::tap::TapError;
 
 /// Chunks of a queue to receive frames in, and entries of its RX ring.
@@ -125,6 +125,8 @@ pub struct XdpHanded<Fd> {
     pub sockets: Vec<Fd>,
     /// The memory of all frames.
     pub memory: Fd,
+    /// The map by which the program finds the sockets.
+    pub map: Fd,
     /// The program's attachment, if it is ours.
     pub link: Option<Fd>,
     /// A socket that knows the interface's state.
@@ -140,16 +142,38 @@ pub struct Xdp {
 }
 
 impl Xdp {
-    /// Opens sockets on an interface, promiscuous, which receive at once. Also returns what an
-    /// operator should know: sentences without a full stop.
+    /// Opens sockets on an interface, promiscuous, which receive at once unless they are
+    /// [blocked](Self::set_blocked). Also returns what an operator should know: sentences without
+    /// a full stop.
     ///
     /// # Errors
     /// [`XdpError`] with what failed, where, and what to do.
-    pub fn open(options: &XdpOptions) -> Result<(Self, Vec<String>), XdpError> {
+    pub fn open(options: &XdpOptions, blocked: bool) -> Result<(Self, Vec<String>), XdpError> {
         match &options.netns {
-            None => open_here(options),
-            Some(netns) => in_netns(netns, || open_here(options))?,
+            None => open_here(options, blocked),
+            Some(netns) => in_netns(netns, || open_here(options, blocked))?,
         }
+    }
+
+    /// Blocks the sockets: our program drops the frames of their queues, that of another process
+    /// does with them what it does without a socket; or unblocks them. Frames that were received
+    /// before are [discarded](XdpIngress::discard) by the caller, first.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_blocked(&self, blocked: bool) -> io::Result<()> {
+        for (queue, socket) in (0..).zip(&self.fds.sockets) {
+            match blocked {
+                true => sys::remove(self.fds.map.as_fd(), queue)?,
+                false => sys::insert(self.fds.map.as_fd(), queue, socket.as_fd())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the interface is up and has carrier.
+    pub fn has_carrier(&self) -> bool {
+        packet_carrier(self.fds.watcher.as_fd())
     }
 
     /// Uses sockets that another process opened. Until [`XdpIngress::resume`] and
@@ -161,6 +185,7 @@ impl Xdp {
         let fds = XdpHanded {
             sockets: handed.sockets.into_iter().map(Arc::new).collect(),
             memory: Arc::new(handed.memory),
+            map: Arc::new(handed.map),
             link: handed.link.map(Arc::new),
             watcher: Arc::new(handed.watcher),
         };
@@ -244,7 +269,7 @@ pub fn pin_xdp(name: &str, netns: Option<&str>, queues: u16, dir: &Path) -> Resu
     let pin = || {
         let watcher = watch(name, None)?;
         let ifindex = index(watcher.as_fd(), name, netns)?;
-        let Attached { map, link, .. } = attach(name, ifindex, queues.into())?;
+        let Attached { map, link, .. } = attach(name, ifindex, queues.into(), 0)?;
         for (object, file) in [(&map, "map"), (&link, "link")] {
             let path = dir.join(file);
             let failed = || {
@@ -397,7 +422,7 @@ impl Umem {
 // ---- opening ----
 
 /// Opens in the namespace of the calling thread.
-fn open_here(options: &XdpOptions) -> Result<(Xdp, Vec<String>), XdpError> {
+fn open_here(options: &XdpOptions, blocked: bool) -> Result<(Xdp, Vec<String>), XdpError> {
     let XdpOptions { name, netns, queues, .. } = options;
     let queues = queues.get();
     let watcher = watch(name, Some(NO_PROTOCOL))?;
@@ -418,7 +443,7 @@ fn open_here(options: &XdpOptions) -> Result<(Xdp, Vec<String>), XdpError> {
         Some(path) => (open_map(path, queues)?, None, sys::Hook::Driver),
         None => {
             let count = known.unwrap_or(1).max(queues.into());
-            let attached = patiently(|| attach(name, ifindex, count))?;
+            let attached = patiently(|| attach(name, ifindex, count, queues))?;
             (attached.map, Some(Arc::new(attached.link)), attached.hook)
         }
     };
@@ -447,13 +472,16 @@ fn open_here(options: &XdpOptions) -> Result<(Xdp, Vec<String>), XdpError> {
         let flags = xdp_options(socket);
         let flags = flags.map_err(|error| os(what("query AF_XDP options of"))(error.into()))?;
         shape.is_zero_copy &= flags.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-        sys::insert(map.as_fd(), queue.into(), socket.as_fd())
-            .map_err(|error| map_error(error, options, queue))?;
+        if !blocked {
+            sys::insert(map.as_fd(), queue.into(), socket.as_fd())
+                .map_err(|error| map_error(error, options, queue))?;
+        }
     }
     let notes = notes(watcher.as_fd(), options, known, &shape);
     let fds = XdpHanded {
         sockets: sockets.into_iter().map(Arc::new).collect(),
         memory: Arc::new(memory),
+        map: Arc::new(map),
         link,
         watcher: Arc::new(watcher),
     };
@@ -496,8 +524,8 @@ fn socket(name: &str) -> Result<OwnedFd, XdpError> {
     })
 }
 
-fn attach(name: &str, ifindex: u32, queues: u32) -> Result<Attached, XdpError> {
-    program::attach(ifindex, queues).map_err(|refused| match refused {
+fn attach(name: &str, ifindex: u32, queues: u32, own: u16) -> Result<Attached, XdpError> {
+    program::attach(ifindex, queues, own).map_err(|refused| match refused {
         Refused::Load(error) | Refused::Attach(error) if is_denied(&error) => {
             XdpError::NoProgram { name: name.into() }
         }

@@ -17,7 +17,8 @@ use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::{NEEDS_CSUM, Offloads, VnetHdr};
 use uplink::{
-    PACKET_OFFLOADS, PacketLink, PacketOptions, TapEgress, TapError, TapFd, TapIngress, packet_link,
+    LinkWatch, PACKET_OFFLOADS, PacketLink, PacketOptions, TapEgress, TapError, TapFd, TapIngress,
+    packet_link,
 };
 
 /// `v0` in `ours` has packet sockets; `v1` in `host` is host 1, with host 2 as a static neighbour.
@@ -53,6 +54,7 @@ fn open(netns: &Netns, name: &str, queues: u16) -> Result<Vec<Arc<OwnedFd>>, Tap
         name: name.into(),
         netns: Some(netns.0.clone()),
         queues: NonZeroU16::new(queues).unwrap(),
+        blocked: false,
     })
 }
 
@@ -295,6 +297,82 @@ fn interface_that_is_down_comes_back_and_one_that_is_removed_does_not() {
 }
 
 #[test]
+fn blocked_socket_gets_no_frame_not_even_later() {
+    let Some(wire) = Wire::new() else { return };
+    // Sees that frames have arrived.
+    let mut other = port(&wire.open(1)[0]);
+    let options = PacketOptions {
+        name: "v0".into(),
+        netns: Some(wire.ours.0.clone()),
+        queues: NonZeroU16::MIN,
+        blocked: true,
+    };
+    let sockets = uplink::open_packet(&options).unwrap();
+    let mut port = port(&sockets[0]);
+    let socket = wire.socket("10.9.0.1:4000");
+    let mut send = |numbers: std::ops::Range<u32>| {
+        let count = numbers.len();
+        numbers.for_each(|n| _ = socket.send_to(&n.to_be_bytes(), "10.9.0.2:4000").unwrap());
+        assert_eq!(receive(&mut other, count).len(), count);
+    };
+    send(0..5);
+    uplink::set_packet_blocked(sockets[0].as_fd(), false).unwrap();
+    send(5..10);
+    uplink::set_packet_blocked(sockets[0].as_fd(), true).unwrap();
+    uplink::set_packet_blocked(sockets[0].as_fd(), true).unwrap();
+    send(10..15);
+    uplink::set_packet_blocked(sockets[0].as_fd(), false).unwrap();
+    uplink::set_packet_blocked(sockets[0].as_fd(), false).unwrap();
+    send(15..20);
+    let got = receive(&mut port, 5);
+    let numbers = got.iter().map(|(_, frame)| number(udp_payload(frame).unwrap()));
+    assert!(numbers.eq(15..20), "{got:?}");
+    // Frames that were read and not delivered are dropped on request.
+    send(20..23);
+    let read = std::cell::Cell::new(0);
+    let leave = |burst: &mut Burst<'_>| {
+        read.set(burst.frames.len());
+        burst.leave(1);
+    };
+    poll_until(&mut port.ingress, leave, || read.get() == 3);
+    port.ingress.discard();
+    send(23..24);
+    let got = receive(&mut port, 1);
+    assert_eq!(number(udp_payload(&got[0].1).unwrap()), 23);
+    assert_eq!(uplink::packet_losses(sockets[0].as_fd()), 0, "nobody missed them");
+}
+
+#[test]
+fn change_of_carrier_is_notified_and_seen() {
+    let Some(wire) = Wire::new() else { return };
+    let sockets = wire.open(1);
+    let watch = LinkWatch::open(Some(&wire.ours.0)).unwrap();
+    let carrier = || uplink::packet_carrier(sockets[0].as_fd());
+    let wait = |wanted: bool| {
+        let end = Instant::now() + Duration::from_secs(5);
+        while carrier() != wanted {
+            assert!(Instant::now() < end, "carrier: {wanted}");
+            os::poll_readable(&[watch.as_fd()], Some(Duration::from_secs(5)));
+            watch.clear();
+        }
+    };
+    wait(true);
+    wire.host.ip("link set v1 down");
+    wait(false);
+    assert_eq!(packet_link(sockets[0].as_fd()), PacketLink::Up, "it is set up all the same");
+    wire.host.ip("link set v1 up");
+    wait(true);
+    wire.ours.ip("link set v0 down");
+    wait(false);
+    let exists = |name| uplink::has_interface(name, Some(&wire.ours.0));
+    assert!(exists("v0") && !exists("v9") && !uplink::has_interface("lo", Some("no-such-netns")));
+    wire.ours.ip("link del v0");
+    assert!(!carrier() && !exists("v0"));
+    let error = LinkWatch::open(Some("no-such-netns")).err().unwrap();
+    assert!(matches!(error, TapError::NoNetns { .. }), "{error}");
+}
+
+#[test]
 fn interfaces_that_cannot_be_used_are_errors_that_say_why() {
     let Some(wire) = Wire::new() else { return };
     let error = |name: &str| open(&wire.ours, name, 1).unwrap_err().to_string();
@@ -304,6 +382,7 @@ fn interfaces_that_cannot_be_used_are_errors_that_say_why() {
         name: "v0".into(),
         netns: Some("no-such-netns".into()),
         queues: NonZeroU16::MIN,
+        blocked: false,
     };
     assert!(matches!(uplink::open_packet(&options), Err(TapError::NoNetns { .. })));
     // Frames to other stations are received, until the sockets are closed.

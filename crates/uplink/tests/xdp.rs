@@ -60,7 +60,7 @@ fn options(netns: &Netns, name: &str, queues: u16) -> XdpOptions {
 }
 
 fn open(netns: &Netns, name: &str) -> Xdp {
-    Xdp::open(&options(netns, name, 1)).unwrap().0
+    Xdp::open(&options(netns, name, 1), false).unwrap().0
 }
 
 struct Port {
@@ -134,6 +134,7 @@ fn handed(xdp: &Xdp) -> XdpHanded<OwnedFd> {
     XdpHanded {
         sockets: of.sockets.iter().map(dup).collect(),
         memory: dup(&of.memory),
+        map: dup(&of.map),
         link: of.link.as_ref().map(dup),
         watcher: dup(&of.watcher),
     }
@@ -306,14 +307,14 @@ fn no_chunk_is_lost_under_load() {
 #[test]
 fn each_queue_has_a_socket_and_frames_of_others_go_to_the_host() {
     let Some(wire) = Wire::with_queues(3) else { return };
-    let (xdp, notes) = Xdp::open(&options(&wire.ours, "v0", 2)).unwrap();
+    let (xdp, notes) = Xdp::open(&options(&wire.ours, "v0", 2), false).unwrap();
     let all = notes.join("; ");
     assert!(all.contains("`v0` has 3 receive queues and the port uses 2"), "{all}");
     assert!(all.contains("ethtool -L v0 combined 2") && all.contains("is a veth"), "{all}");
     let mut ports = [port(&xdp, 0), port(&xdp, 1)];
     let socket = wire.socket("10.9.0.1:4000");
     // A queue of one end sends to the queue of that number at the other.
-    let theirs = Xdp::open(&options(&wire.host, "v1", 3)).unwrap().0;
+    let theirs = Xdp::open(&options(&wire.host, "v1", 3), false).unwrap().0;
     for queue in 0..3 {
         let mut port = port(&theirs, queue);
         port.put(&[udp_frame(&(queue as u32).to_be_bytes())]);
@@ -322,7 +323,7 @@ fn each_queue_has_a_socket_and_frames_of_others_go_to_the_host() {
         assert_eq!(number(&port.receive(1)[0]), n);
     }
     drop(socket);
-    let error = Xdp::open(&options(&wire.ours, "v0", 4)).err().unwrap().to_string();
+    let error = Xdp::open(&options(&wire.ours, "v0", 4), false).err().unwrap().to_string();
     assert!(error.contains("queues=4 is more than interface `v0` has: set queues=3"), "{error}");
 }
 
@@ -405,6 +406,45 @@ fn interface_that_is_down_comes_back_and_one_that_is_removed_does_not() {
     assert!(port.try_put(&[udp_frame(b"lost")]).is_err() && port.take().is_empty());
 }
 
+/// Number of frames that the program on `v0` dropped in its first queue.
+fn dropped(netns: &Netns) -> u64 {
+    let out = netns.run(|| Command::new("ethtool").args(["-S", "v0"]).output().unwrap());
+    let text = String::from_utf8(out.stdout).unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("rx_queue_0_xdp_drops: "));
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+#[test]
+fn blocked_sockets_get_no_frame_not_even_later() {
+    let Some(wire) = Wire::new() else { return };
+    if Command::new("ethtool").arg("--version").output().is_err() {
+        return println!("skipped: no ethtool here");
+    }
+    let (xdp, _) = Xdp::open(&options(&wire.ours, "v0", 1), true).unwrap();
+    let mut port = port(&xdp, 0);
+    let socket = wire.socket("10.9.0.1:4000");
+    let send = |text: &str| _ = socket.send_to(text.as_bytes(), "10.9.0.2:4000").unwrap();
+    assert!(xdp.has_carrier());
+    for round in 1..=3 {
+        // The kernel of the host may send frames of its own, too.
+        let before = dropped(&wire.ours);
+        (0..5).for_each(|_| send("blocked"));
+        wait_until("frames to be dropped", || dropped(&wire.ours) >= before + 5);
+        assert!(port.take().is_empty());
+        // By this process or the next.
+        let next = Xdp::adopt(handed(&xdp), *xdp.shape()).unwrap();
+        next.set_blocked(false).unwrap();
+        send("passes");
+        assert_eq!(udp_payload(&port.receive(1)[0]).unwrap(), b"passes", "round {round}");
+        send("received and not read");
+        wait_until("a frame", || !port.ingress.arm());
+        xdp.set_blocked(true).unwrap();
+        xdp.set_blocked(true).unwrap();
+        port.ingress.discard();
+        assert!(port.take().is_empty());
+    }
+}
+
 /// What `ip link` says of an interface.
 fn shown(netns: &Netns, name: &str) -> String {
     let args = ["-n", &netns.0, "-d", "link", "show", name];
@@ -427,7 +467,7 @@ fn program_goes_with_its_sockets_and_the_interface_is_promiscuous_until_then() {
         (shown.contains(" xdp "), shown.contains("promiscuity 1"))
     };
     assert_eq!(is_used(), (true, true));
-    let error = Xdp::open(&options(&wire.ours, "v0", 1)).err().unwrap();
+    let error = Xdp::open(&options(&wire.ours, "v0", 1), false).err().unwrap();
     assert!(matches!(&error, XdpError::HasProgram { .. }), "{error}");
     assert!(error.to_string().contains("ip link set v0 xdp off"), "{error}");
     drop(xdp);
@@ -442,7 +482,7 @@ fn driver_without_xdp_gets_a_generic_program() {
     wire.ours.ip("link add br0 address 02:00:00:00:00:02 type bridge");
     wire.ours.ip("link set br0 up");
     wire.ours.ip("link set v0 master br0");
-    let (xdp, notes) = Xdp::open(&options(&wire.ours, "br0", 1)).unwrap();
+    let (xdp, notes) = Xdp::open(&options(&wire.ours, "br0", 1), false).unwrap();
     assert!(xdp.shape().is_generic && !xdp.shape().is_zero_copy);
     assert!(notes.iter().any(|note| note.contains("runs behind it")), "{notes:?}");
     assert!(notes.iter().any(|note| note.contains("ethtool -K br0 gro off")), "{notes:?}");
@@ -458,7 +498,7 @@ fn driver_without_xdp_gets_a_generic_program() {
     let options = XdpOptions { mode: XdpMode::ZeroCopy, ..options(&wire.ours, "br0", 1) };
     drop((port, xdp));
     wait_until("there is no zero-copy", || {
-        matches!(Xdp::open(&options), Err(XdpError::NoZeroCopy { .. }))
+        matches!(Xdp::open(&options, false), Err(XdpError::NoZeroCopy { .. }))
     });
 }
 
@@ -490,7 +530,7 @@ fn pinned_map_of_another_process_is_used_and_checked() {
     let (Some(wire), Some(bpffs)) = (Wire::with_queues(2), Bpffs::new()) else { return };
     let with = |file: &str, queues: u16| {
         let map = Some(bpffs.0.join(file));
-        Xdp::open(&XdpOptions { map, ..options(&wire.ours, "v0", queues) })
+        Xdp::open(&XdpOptions { map, ..options(&wire.ours, "v0", queues) }, false)
     };
     let fails = |file: &str, queues: u16, why: &str| {
         let error = with(file, queues).err().unwrap().to_string();
@@ -529,7 +569,8 @@ fn pinned_map_of_another_process_is_used_and_checked() {
 #[test]
 fn interfaces_that_cannot_be_used_are_errors_that_say_why() {
     let Some(wire) = Wire::new() else { return };
-    let error = |name: &str| Xdp::open(&options(&wire.ours, name, 1)).err().unwrap().to_string();
+    let error =
+        |name: &str| Xdp::open(&options(&wire.ours, name, 1), false).err().unwrap().to_string();
     assert!(error("v9").contains("`v9` does not exist: name one of `ip -n"), "{}", error("v9"));
     assert!(error("lo").contains("`lo` is not an Ethernet interface"), "{}", error("lo"));
     wire.ours.ip("link set v0 mtu 9000");
@@ -537,6 +578,6 @@ fn interfaces_that_cannot_be_used_are_errors_that_say_why() {
     assert!(long.contains("MTU of 9000") && long.contains("ip link set v0 mtu 3818"), "{long}");
     wire.ours.ip("link set v0 mtu 1500");
     let none = XdpOptions { netns: Some("no-such-netns".into()), ..options(&wire.ours, "v0", 1) };
-    let error = Xdp::open(&none).err().unwrap();
+    let error = Xdp::open(&none, false).err().unwrap();
     assert!(matches!(error, XdpError::Interface(TapError::NoNetns { .. })), "{error}");
 }

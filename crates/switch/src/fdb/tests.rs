@@ -23,6 +23,7 @@ enum Op {
     Remove { mac: u32, vlan: u16 },
     FlushPort(u16),
     FlushLearned(u16),
+    MoveLearned { from: u16, to: u16 },
     Wait(u32),
     Age,
     SetAgeing(u32),
@@ -38,7 +39,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => at_port().prop_map(|(mac, vlan, port)| Op::AddStatic { mac, vlan, port }),
         2 => at().prop_map(|(mac, vlan)| Op::Remove { mac, vlan }),
         1 => p.clone().prop_map(Op::FlushPort),
-        1 => p.prop_map(Op::FlushLearned),
+        1 => p.clone().prop_map(Op::FlushLearned),
+        1 => (p.clone(), p).prop_map(|(from, to)| Op::MoveLearned { from, to }),
         5 => (0_u32..5).prop_map(Op::Wait),
         2 => Just(Op::Age),
         1 => (0_u32..20).prop_map(Op::SetAgeing),
@@ -169,6 +171,17 @@ fn step(fdb: &Fdb, oracle: &mut Oracle, now: &mut u32, op: &Op) {
             let want = oracle.retain(|k| k.port != p || k.is_static);
             assert_eq!(fdb.flush_learned(port(p)), want);
         }
+        Op::MoveLearned { from, to } if from != to => {
+            let is_its = |k: &Known| k.port == from && !k.is_static;
+            let all = oracle.known.values().filter(|k| is_its(k)).count();
+            let room = oracle.limit - oracle.learned_from(to);
+            let gone = |(m, vlan): &(u32, u16)| fdb.lookup(mac(*m), *vlan, 0).is_none();
+            assert_eq!(fdb.move_learned(port(from), port(to)), all.min(room));
+            // Which of them have no room is not said.
+            oracle.known.retain(|at, k| !is_its(k) || !gone(at));
+            oracle.known.values_mut().filter(|k| is_its(k)).for_each(|k| k.port = to);
+        }
+        Op::MoveLearned { .. } => {}
         Op::Wait(s) => *now += s,
         Op::Age => {
             let ageing = oracle.ageing;

@@ -1,6 +1,8 @@
 //! What forwarding finds out, for its caller to act on.
 
-use super::SlowDelivery;
+use std::sync::atomic::Ordering;
+
+use super::{EPOCHS, Port, SlowDelivery};
 use crate::fdb::{Flap, Mac, PortId};
 use crate::port::Fault;
 
@@ -147,5 +149,18 @@ impl PortEvent {
             | Self::Flaps { port, .. }
             | Self::Learned { port } => *port,
         }
+    }
+}
+
+impl Port {
+    /// Identifies the connection of its peer among those of all ports: a report about an earlier
+    /// one, or about another port that had its id, carries another epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Ends the epoch with the peer's connection: later reports about it are stale.
+    pub fn end_epoch(&self) {
+        self.epoch.store(EPOCHS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 }

@@ -526,8 +526,6 @@ fn cross_wires_pairs_and_counts_what_has_no_partner() {
 }
 
 /// `full.rs` has the tests of full destinations.
-mod full;
-
 /// Steers everything to this queue.
 struct To(u16);
 
@@ -789,8 +787,10 @@ proptest! {
     }
 }
 
+mod announce;
 mod bounds;
 mod flaps;
+mod full;
 mod granted;
 mod rates;
 mod slow;

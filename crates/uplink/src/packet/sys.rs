@@ -17,6 +17,8 @@ const ADDRESSES_LEN: usize = 12;
 const TAG_LEN: usize = 4;
 /// Tag protocol where the kernel names none: 802.1Q.
 const TPID_DEFAULT: u16 = 0x8100;
+/// Instruction of a socket filter: the number of bytes of a frame to keep.
+const BPF_RET_K: u16 = 0x06;
 /// Words of control data of a frame: a header, and `tpacket_auxdata`.
 const CONTROL_WORDS: usize = 6;
 
@@ -277,11 +279,40 @@ pub(crate) fn fanout(socket: BorrowedFd<'_>, group: Fanout) -> io::Result<u16> {
     Ok(get(socket, libc::PACKET_FANOUT, 0_u32)? as u16)
 }
 
-/// Whether the interface of a socket is up.
+/// Has the kernel drop every frame that comes to a socket, before it is queued, or no longer.
+pub(crate) fn set_blocked(socket: BorrowedFd<'_>, blocked: bool) -> io::Result<()> {
+    if !blocked {
+        return match set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0_i32) {
+            // There was no filter.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            result => result,
+        };
+    }
+    // `ret #0`: keep no byte of the frame.
+    let mut program = [libc::sock_filter { code: BPF_RET_K, jt: 0, jf: 0, k: 0 }];
+    let filter = libc::sock_fprog { len: 1, filter: program.as_mut_ptr() };
+    set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+}
+
+/// Reads a queued frame, and drops it. False: there is none.
+pub(crate) fn drop_frame(socket: BorrowedFd<'_>) -> bool {
+    // Without room for its header the kernel reports an error in place of the frame.
+    let mut start = [0_u8; HDR_LEN];
+    loop {
+        match rustix::net::recv(socket, &mut start[..], rustix::net::RecvFlags::DONTWAIT) {
+            // Its interface was down before, which is reported once.
+            Ok(_) | Err(Errno::NETDOWN) => return true,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Flags (`IFF_`) of the interface of a socket.
 ///
 /// # Errors
 /// There is none any more.
-pub(crate) fn is_up(socket: BorrowedFd<'_>) -> io::Result<bool> {
+pub(crate) fn flags(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     let mut request = request(b"");
     request.ifr_ifru.ifru_ifindex = address_of(socket)?.sll_ifindex;
     // It may have another name than before.
@@ -289,7 +320,7 @@ pub(crate) fn is_up(socket: BorrowedFd<'_>) -> io::Result<bool> {
     ioctl(socket, libc::SIOCGIFFLAGS, &mut request)?;
     // SAFETY: SIOCGIFFLAGS filled in the flags.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
-    Ok(libc::c_int::from(flags) & libc::IFF_UP != 0)
+    Ok(flags.into())
 }
 
 /// Frames dropped since the last call because the socket was full.

@@ -45,6 +45,16 @@ impl XdpIngress {
         self.fill.resync();
     }
 
+    /// Drops the frames that were received and not delivered.
+    pub fn discard(&mut self) {
+        loop {
+            match self.rx.available(BURST_MAX as u32) {
+                0 => break,
+                n => self.give_back(n),
+            }
+        }
+    }
+
     /// Returns the chunks of the first `n` received frames to the kernel.
     fn give_back(&mut self, n: u32) {
         let room = self.fill.room(n);

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Commands of bpf(2).
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
+const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
 const OBJ_PIN: libc::c_long = 6;
 const OBJ_GET: libc::c_long = 7;
@@ -144,6 +145,17 @@ pub(super) fn insert(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) ->
     let (key, value) = (address(&raw const queue), address(&raw const value));
     bpf(MAP_UPDATE_ELEM, &mut MapUpdate { map: number(map), key, value, ..MapUpdate::default() })?;
     Ok(())
+}
+
+/// Has the map redirect no frames of `queue` any more.
+pub(super) fn remove(map: BorrowedFd<'_>, queue: u32) -> io::Result<()> {
+    let key = address(&raw const queue);
+    let entry = &mut MapUpdate { map: number(map), key, ..MapUpdate::default() };
+    match bpf(MAP_DELETE_ELEM, entry) {
+        // It did not redirect them.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        result => result.map(drop),
+    }
 }
 
 /// Loads an XDP program.
