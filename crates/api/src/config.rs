@@ -8,6 +8,7 @@
 
 mod diff;
 mod mirrors;
+mod standbys;
 mod text;
 mod toml;
 
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 pub use self::diff::{Diff, PortDiff, SettingDiff};
 pub use self::mirrors::{MIRROR_TO, Mirrors};
+pub use self::standbys::{STANDBY_FOR, Standbys};
 pub use self::text::ConfigText;
 pub(crate) use self::toml::quoted;
 use crate::near::did_you_mean;
@@ -110,10 +112,12 @@ impl Config {
         self.ports.iter().find(|port| port.name == name)
     }
 
-    /// Removes a port, the static addresses on it, and the mirrors to it.
+    /// Removes a port and the static addresses on it, and ends the mirrors to it and standing by for
+    /// it.
     pub fn remove_port(&mut self, name: &str) {
         self.ports.retain(|port| port.name != name);
         self.end_mirrors(name);
+        self.end_standbys(name);
         self.statics.retain(|entry| entry.port != name);
     }
 
@@ -150,7 +154,8 @@ impl Config {
     /// Checks that a port can be added.
     ///
     /// # Errors
-    /// Its name or its peer is that of another one, or its mirror port is invalid.
+    /// Its name or its peer is that of another one, or its mirror port or the port that it stands by
+    /// for is invalid.
     pub fn check_new(&self, port: &PortText) -> Result<(), String> {
         let mut all = self.clone();
         all.ports.push(port.clone());
@@ -190,6 +195,7 @@ impl Config {
         }
         let mirrors = self.mirrors().conflicts().into_iter();
         found.extend(mirrors.map(|(port, what)| (Part::Option(port.into(), MIRROR_TO), what)));
+        found.extend(self.standby_conflicts());
         for Static { address, port } in &self.statics {
             if !names.contains_key(port) {
                 let hint = did_you_mean(port, names.keys().map(|name| name.as_str()));
@@ -201,11 +207,12 @@ impl Config {
         found
     }
 
-    /// Finds what is valid, and probably not meant: transparent ports beside ports with VLANs, and
-    /// ports of one VLAN that own the same MAC address.
+    /// Finds what is valid, and probably not meant: transparent ports beside ports with VLANs,
+    /// ports of one VLAN that own the same MAC address, and stand-by ports with other rules.
     pub fn warnings(&self) -> Vec<(Part, String)> {
         let mut found = self.transparent_beside_vlans();
         found.extend(self.shared_macs());
+        found.extend(self.unlike_standbys());
         found
     }
 

@@ -109,6 +109,15 @@ pub enum Event {
         /// Seconds for which it stays where it was (`loop-guard=block`); 0: it does not.
         blocked_s: u64,
     },
+    /// A port took the place of the other one of its pair.
+    TakeOver {
+        /// Its name.
+        port: String,
+        /// Name of the other one.
+        from: String,
+        /// Why.
+        cause: String,
+    },
     /// A rate began to limit a port; it is reported again after a second without a limited frame.
     RateLimited {
         /// Name of the port.
@@ -155,6 +164,7 @@ impl Event {
             Self::PortDown { .. }
             | Self::Stalled { .. }
             | Self::MacFlaps { .. }
+            | Self::TakeOver { .. }
             | Self::Lost { .. } => Severity::Warning,
             Self::PortAdded { .. }
             | Self::PortRemoved { .. }
@@ -180,6 +190,7 @@ impl Event {
             | Self::Recovered { port, .. }
             | Self::MacMoved { port, .. }
             | Self::MacFlaps { to: port, .. }
+            | Self::TakeOver { port, .. }
             | Self::RateLimited { port, .. } => Some(port),
             Self::Reload { .. } | Self::Upgrade { .. } | Self::Shutdown {} | Self::Lost { .. } => {
                 None

@@ -287,6 +287,17 @@ fn show(answer: &Value, details: bool) {
     }
 }
 
+/// The pair of an active and a stand-by port that a port is in.
+fn pair(standby: &Value) -> Option<String> {
+    let other = standby["other"].as_str()?;
+    Some(match (standby["preferred"] == true, standby["carries"] == true) {
+        (true, true) => format!("port {other} stands by"),
+        (true, false) => format!("port {other}, its stand-by port, carries the frames"),
+        (false, true) => format!("carries the frames in place of port {other}"),
+        (false, false) => format!("stands by for port {other}"),
+    })
+}
+
 /// How full the table of addresses is.
 fn addresses(fdb: &Value) -> Option<String> {
     let capacity = fdb["capacity"].as_u64()?;
@@ -315,6 +326,7 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
     if let Some(other) = port["wired_to"].as_str() {
         lines.push(format!("wired to {other}: they exchange all frames"));
     }
+    lines.extend(pair(&port["standby"]));
     if port["xen"].is_object() {
         lines.push(vif(&port["xen"]));
     } else if let Some(s) = port["stalled_s"].as_u64() {

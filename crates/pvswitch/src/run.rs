@@ -24,6 +24,7 @@ mod setup;
 mod show;
 mod sockets;
 mod stalls;
+mod standby;
 mod stream;
 mod suspend;
 mod takeover;
@@ -40,7 +41,7 @@ mod xen;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -69,6 +70,7 @@ use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
 pub use self::restore::Start;
 use self::rights::Rights;
+use self::standby::Standbys;
 use self::stream::StreamPort;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
@@ -158,6 +160,10 @@ struct PortState {
     faults: u64,
     /// Why the port is down and does not recover by itself.
     failure: Option<String>,
+    /// Whether the other port of its pair carries the frames: it sends and receives nothing.
+    blocked: bool,
+    /// Times that it took the place of the other.
+    takeovers: u64,
 }
 
 impl PortState {
@@ -171,6 +177,8 @@ impl PortState {
             wired: None,
             faults: 0,
             failure: None,
+            blocked: false,
+            takeovers: 0,
         }
     }
 
@@ -234,6 +242,8 @@ enum Event {
     Link(String),
     /// Changes of bridges in a network namespace.
     Neighbours(Option<String>),
+    /// Changes of interfaces in a network namespace.
+    Interfaces(Option<String>),
 }
 
 struct System {
@@ -256,6 +266,7 @@ struct System {
     clients: Clients,
     events: Events,
     evpn: Evpns,
+    standbys: Standbys,
     control: Option<Listener>,
     rights: Rights,
     http: Option<http::Server>,
@@ -311,6 +322,7 @@ pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
         system.start_ports()?;
         system.warn_of_unused();
     }
+    system.tick_standbys();
     tracing::info!(
         "switching between {} with {}, poll {}",
         plural(system.ports.len() as u64, "port"),
@@ -382,6 +394,7 @@ impl System {
             clients: Clients::default(),
             events: Events::default(),
             evpn: Evpns::default(),
+            standbys: Standbys::default(),
             control: None,
             rights: Rights::new(None, false),
             http: None,
@@ -630,6 +643,7 @@ impl System {
             .chain(self.live_due())
             .chain(self.links_due())
             .chain(self.evpn_due())
+            .chain(self.standbys_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
@@ -644,6 +658,7 @@ impl System {
         self.retry_due();
         self.resume_due();
         self.check_links();
+        self.tick_standbys();
         self.drop_slow_clients();
         self.finish_whys();
         self.xen_tick();
@@ -655,27 +670,6 @@ impl System {
         self.tick_live();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
-    }
-
-    /// What listens at `path` in this switch.
-    fn listens_at(&self, path: &Path) -> Option<String> {
-        let is_at = |listener: Option<&Listener>| listener.is_some_and(|l| l.is_at(path));
-        if is_at(self.control.as_ref()) {
-            return Some("the control socket".into());
-        }
-        if is_at(self.http.as_ref().and_then(|http| http.socket.as_ref())) {
-            return Some("--http".into());
-        }
-        let of = |state: &&PortState| is_at(state.attach.listener());
-        self.ports.values().find(of).map(|state| format!("port '{}'", state.spec.name))
-    }
-
-    fn listener(&self, what: &Event) -> Option<&Listener> {
-        match what {
-            Event::ControlListener => self.control.as_ref(),
-            Event::Listener(name) => self.ports.get(name)?.attach.listener(),
-            _ => None,
-        }
     }
 
     fn handle(&mut self, token: u64, what: Event) {
@@ -699,6 +693,7 @@ impl System {
             Event::XenControl(name) => self.serve_control(&name),
             Event::LocalGuest(of) => self.read_local(&of),
             Event::Link(name) => self.check_xdp(&name),
+            Event::Interfaces(netns) => self.check_interfaces(&netns),
             // Renamed before the next event is read.
             Event::Prepared(_) => {}
             // Read at the end of each round.

@@ -5,10 +5,12 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
+use api::config::STANDBY_FOR;
 use api::port::Given;
 use api::schema::port::{self, LIMIT, vif};
-use api::schema::{Entry, Value};
+use api::schema::{Change, Entry, Value};
 use api::{PerQueue, PortError, PortText};
 use os::{Group, Permissions as SocketPermissions};
 use switch::account::{Account, NAMES};
@@ -49,7 +51,42 @@ pub struct PortTuning {
     pub limits: Limits,
     /// Its rules, if its peer is a tenant.
     pub tenant: Tenant,
+    /// The port in whose place it is put.
+    pub standby: Standby,
 }
+
+/// The pair that a port on an interface is in, as the stand-by port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standby {
+    /// The preferred port; `None`: it is in no pair, or that is the preferred one.
+    pub of: Option<String>,
+    /// Seconds for which that one must work before it is used again.
+    return_after_s: Option<u64>,
+}
+
+impl Standby {
+    fn set(&mut self, entry: &Entry, value: &Value) {
+        match entry.name {
+            STANDBY_FOR => self.of = value.text().filter(|of| *of != "none").map(Into::into),
+            RETURN_AFTER => self.return_after_s = value.number(),
+            _ => {}
+        }
+    }
+
+    /// Applies those of these changes that concern it.
+    pub fn change(&mut self, changes: &[Change]) {
+        changes.iter().for_each(|change| self.set(change.entry, &change.value));
+    }
+
+    /// Time for which the preferred port must work before it is used again.
+    pub fn return_after(&self) -> Duration {
+        let entry = || port::Kind::AfPacket.options().find(|entry| entry.name == RETURN_AFTER);
+        let default = || entry()?.default_value()?.number();
+        Duration::from_secs(self.return_after_s.or_else(default).unwrap_or_default())
+    }
+}
+
+const RETURN_AFTER: &str = "return-after";
 
 /// Limits of a port's account that differ from the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +117,7 @@ impl PortTuning {
         if self.tenant.set(entry, value) {
             return;
         }
+        self.standby.set(entry, value);
         match entry.name {
             "poll" => set(&mut self.poll, queue, value.text().map(policy)),
             "call" => set(&mut self.call, queue, value.text().map(policy)),

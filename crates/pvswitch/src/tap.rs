@@ -74,13 +74,19 @@ fn port(
 }
 
 /// Opens packet sockets on the interface of a port or, from another process, takes them over.
-pub fn packet(conf: &AfPacket, handed: Option<Vec<OwnedFd>>) -> Result<TapPort, TapError> {
+/// New ones are blocked from the start if `blocked`.
+pub fn packet(
+    conf: &AfPacket,
+    handed: Option<Vec<OwnedFd>>,
+    blocked: bool,
+) -> Result<TapPort, TapError> {
     let queues = match handed {
         Some(queues) => queues.into_iter().map(Arc::new).collect(),
         None => uplink::open_packet(&PacketOptions {
             name: conf.ifname.clone(),
             netns: conf.netns.clone(),
             queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
+            blocked,
         })?,
     };
     let wrap = |fd: &Arc<OwnedFd>| TapFd::packet(Arc::clone(fd));
@@ -142,6 +148,20 @@ impl TapQueues {
     /// State of the interface, of packet sockets.
     pub fn link(&self) -> PacketLink {
         uplink::packet_link(self.fds[0].as_fd())
+    }
+
+    /// Has the kernel drop all frames for packet sockets, or no longer; those that wait are dropped.
+    pub fn set_blocked(&self, blocked: bool) -> std::io::Result<()> {
+        for (fd, ingress) in self.fds.iter().zip(&self.ingress) {
+            uplink::set_packet_blocked(fd.as_fd(), blocked)?;
+            ingress.lock().unwrap_or_else(PoisonError::into_inner).discard();
+        }
+        Ok(())
+    }
+
+    /// Has the kernel deliver frames to packet sockets; those that wait stay.
+    pub fn unblock(&self) -> std::io::Result<()> {
+        self.fds.iter().try_for_each(|fd| uplink::unblock_packet(fd.as_fd()))
     }
 
     /// Frames of each queue that were read and not delivered.

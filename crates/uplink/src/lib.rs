@@ -44,7 +44,7 @@ pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use packet::{
     PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, has_interface, open_packet,
-    packet_carrier, packet_link, packet_losses, set_packet_blocked,
+    packet_carrier, packet_link, packet_losses, set_packet_blocked, unblock_packet,
 };
 pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use stream::{End, Socket, StreamEgress, StreamIngress};

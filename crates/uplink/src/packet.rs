@@ -138,7 +138,15 @@ pub fn set_packet_blocked(socket: BorrowedFd<'_>, blocked: bool) -> io::Result<(
     sys::set_blocked(socket, true)?;
     // No frame is added meanwhile, so this ends.
     while sys::drop_frame(socket) {}
-    if blocked { Ok(()) } else { sys::set_blocked(socket, false) }
+    if blocked { Ok(()) } else { unblock_packet(socket) }
+}
+
+/// Unblocks a packet socket. Frames that are queued stay.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn unblock_packet(socket: BorrowedFd<'_>) -> io::Result<()> {
+    sys::set_blocked(socket, false)
 }
 
 /// Whether a network namespace (`None`: ours) has an interface of this name.

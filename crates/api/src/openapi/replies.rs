@@ -135,8 +135,8 @@ fn status() -> Value {
     )
 }
 
-const STATES: [&str; 7] =
-    ["up", "down", "unconnected", "no-driver", "stalled", "draining", "drained"];
+const STATES: [&str; 8] =
+    ["up", "down", "unconnected", "no-driver", "standby", "stalled", "draining", "drained"];
 /// States of an address in a bridge.
 const EVPN: [&str; 5] = ["announced", "pending", "yielded", "duplicate", "remote"];
 const DRAINS: [&str; 3] = ["off", "draining", "drained"];
@@ -199,6 +199,23 @@ fn port() -> Value {
                 maybe(text()),
                 "with `tap=vif`: the port of the vif or of its TAP, with which it exchanges all \
                  frames",
+            ),
+            (
+                "standby",
+                object(
+                    vec![
+                        ("other", text(), "the other port of the pair"),
+                        (
+                            "preferred",
+                            flag(),
+                            "whether it is the one that carries frames if it can",
+                        ),
+                        ("carries", flag(), "whether it carries frames now"),
+                        ("takeovers", count(), "times that it took the place of the other"),
+                    ],
+                    vec![],
+                ),
+                "of a stand-by port, and of the one that it stands by for",
             ),
             ("xen", maybe(object(xen.into(), vec![])), "xen, xen-local: the vif"),
         ],
@@ -462,6 +479,14 @@ fn event() -> Value {
         ("recovered", queue()),
         ("mac-moved", vec![port(), ("moves", count(), "to this port, in the last second")]),
         ("mac-flaps", mac),
+        (
+            "take-over",
+            vec![
+                port(),
+                ("from", text(), "name of the port in whose place it is"),
+                ("cause", text(), "why"),
+            ],
+        ),
         ("rate-limited", vec![port(), ("way", one_of(&["in", "out"]), "in: from the guest")]),
         ("reload", reload.into()),
         ("upgrade", vec![("pid", count(), "the process that has the switch")]),

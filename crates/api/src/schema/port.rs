@@ -163,6 +163,8 @@ const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
 const AF_PACKET: &[Kind] = &[Kind::AfPacket];
 const AF_XDP: &[Kind] = &[Kind::AfXdp];
+/// Kinds on an interface whose carrier is that of a network.
+const UPLINK: &[Kind] = &[Kind::AfPacket, Kind::AfXdp];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 /// Words of `tap=`.
 const VIF_TAP: Type = Type::Choice(&[
@@ -377,6 +379,22 @@ pub const TABLE: &[Entry] = &[
             "; without it the switch attaches a program of its own, which needs CAP_BPF and \
              CAP_NET_ADMIN ([uplinks](uplinks.md#af_xdp))",
         ),
+    Entry::new("standby-for", Type::Text("PORT"), "none", "port in whose place it is put")
+        .of(UPLINK)
+        .live(Live::Whole)
+        .more(
+            " while the interface of that one, also `af-packet` or `af-xdp`, has no carrier or is \
+             down; until then it sends and receives nothing ([stand-by](uplinks.md#stand-by))",
+        ),
+    Entry::new(
+        "return-after",
+        Type::Number(0, 3600),
+        "2",
+        "seconds for which the port of `standby-for=` must work again",
+    )
+    .of(UPLINK)
+    .live(Live::Whole)
+    .more(", without a break, before it is preferred again"),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new(
         "persist",

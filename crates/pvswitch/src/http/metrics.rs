@@ -246,6 +246,14 @@ fn port_events(out: &mut String, ports: &[(String, &Value)]) {
             errors.sample(&labels, times.as_f64().unwrap_or(0.0));
         }
     }
+    let help = "Times the port took the place of the other one of its pair.";
+    let pairs =
+        ports.iter().filter_map(|(name, p)| Some((name, p["standby"]["takeovers"].as_f64()?)));
+    let pairs: Vec<_> = pairs.collect();
+    if !pairs.is_empty() {
+        let mut takeovers = Family::new(out, "pvswitch_port_takeovers_total", "counter", help);
+        pairs.iter().for_each(|(name, n)| takeovers.sample(&format!("port=\"{name}\""), *n));
+    }
     let help = "Front-ends that connected.";
     let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);
     for (name, port) in ports {

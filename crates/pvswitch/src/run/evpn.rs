@@ -310,12 +310,13 @@ impl System {
     }
 }
 
-fn vlan(state: &PortState) -> Vlan {
+/// VLANs of a port.
+pub(super) fn vlan(state: &PortState) -> Vlan {
     state.spec.tuning.tenant.rules().map_or(Vlan::Transparent, |rules| rules.vlan)
 }
 
-/// VLANs of a guest's port that a port in a bridge carries.
-fn vlans(of: &Vlan, bridged: &[Vlan]) -> Vec<u16> {
+/// VLANs of a guest's port that a port to other hosts carries.
+pub(super) fn vlans(of: &Vlan, bridged: &[Vlan]) -> Vec<u16> {
     match of {
         Vlan::Transparent => vec![0],
         Vlan::Access(vid) => vec![*vid],

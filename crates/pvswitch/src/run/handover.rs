@@ -86,6 +86,11 @@ pub(super) struct PortOffer {
     pub(super) xdp: Option<XdpOffer>,
     /// A vif.
     pub(super) xen: Option<XenOffer>,
+    /// Whether the other port of its pair carries the frames.
+    #[serde(default)]
+    pub(super) blocked: bool,
+    #[serde(default)]
+    pub(super) takeovers: u64,
     pub(super) faults: u64,
     pub(super) connections: u64,
     pub(super) errors: BTreeMap<String, u64>,

@@ -57,6 +57,11 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
+    /// One port, of which nothing is used.
+    pub(super) fn one(name: &str) -> Self {
+        Self { ports: BTreeSet::from([name.into()]), ..Self::default() }
+    }
+
     /// The port that gets the listener of this path.
     pub(super) fn next(&self, path: &Path, carries: Carries) -> Option<&String> {
         let (of, name) = self.sockets.get(path)?;
@@ -417,7 +422,7 @@ impl System {
     }
 
     /// Sets static addresses that had a place before.
-    fn set_statics(&self, config: &Config) {
+    pub(super) fn set_statics(&self, config: &Config) {
         for entry in &config.statics {
             let Some(port) = self.ports.get(&entry.port) else { continue };
             let (address, now) = (entry.address, self.now_s());

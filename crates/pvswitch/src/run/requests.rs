@@ -75,6 +75,7 @@ impl System {
             Request::DelPort { name } => {
                 self.del_port(name)?;
                 self.end_mirrors(name);
+                self.end_standbys(name);
                 self.config.remove_port(name);
                 Ok(Value::Null)
             }
@@ -189,11 +190,15 @@ impl System {
                 // The only change that may be refused: before the others.
                 let tenant = Self::changed_tenant(state, &tuning.tenant)?;
                 self.check_mirror(&state.spec.name, &tuning.tenant)?;
+                self.check_standby(&state.spec.name, &changes)?;
                 self.tune(state, queue, &tuning);
                 tuning.limits.apply(&state.port.account);
+                let name = state.spec.name.clone();
                 if let Some(tenant) = tenant {
-                    let name = state.spec.name.clone();
                     self.set_tenant(&name, tenant);
+                }
+                if let Some(state) = self.ports.get_mut(&name) {
+                    state.spec.tuning.standby.change(&changes);
                 }
             }
             None => {

@@ -10,7 +10,7 @@ use uplink::evpn::{Address, Remote};
 use vhost_user::connection::Connection;
 use vhost_user::feature;
 
-use super::{Attach, PortState, System, accounts, flaps, tenants};
+use super::{Attach, PortState, System, accounts, flaps, standby, tenants};
 use crate::worker::Handle;
 
 impl System {
@@ -85,6 +85,7 @@ impl System {
             _ if state.port.active() > 0 => "up",
             attach if attach.endpoint().is_some() && !attach.is_connected() => "unconnected",
             Attach::VhostUser(_) => "no-driver",
+            _ if state.blocked && standby::works(state) => "standby",
             _ => "down",
         }
     }
@@ -114,8 +115,11 @@ impl System {
         if state.port.is_wired() {
             value["wired_to"] = state.wired.as_deref().into();
         }
-        if let Some(failure) = &state.failure {
-            value["last_error"] = failure.as_str().into();
+        if let Some(failure) = state.failure.as_deref().or_else(|| self.why_idle(state)) {
+            value["last_error"] = failure.into();
+        }
+        if let Some(standby) = self.show_standby(state) {
+            value["standby"] = standby;
         }
         match &state.attach {
             Attach::VhostUser(vhost) => {

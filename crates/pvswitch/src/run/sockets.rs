@@ -1,9 +1,12 @@
 //! Sockets of the switch itself: control and HTTP, bound or of the process before.
 
 use std::os::fd::AsFd;
+use std::path::Path;
+
+use os::Listener;
 
 use super::rights::Rights;
-use super::{Event, RunError, System};
+use super::{Event, PortState, RunError, System};
 use crate::http;
 
 impl System {
@@ -37,6 +40,27 @@ impl System {
                 tracing::warn!("no control socket: {error} (give --control PATH)");
                 Ok(())
             }
+        }
+    }
+
+    /// What listens at `path` in this switch.
+    pub(super) fn listens_at(&self, path: &Path) -> Option<String> {
+        let is_at = |listener: Option<&Listener>| listener.is_some_and(|l| l.is_at(path));
+        if is_at(self.control.as_ref()) {
+            return Some("the control socket".into());
+        }
+        if is_at(self.http.as_ref().and_then(|http| http.socket.as_ref())) {
+            return Some("--http".into());
+        }
+        let of = |state: &&PortState| is_at(state.attach.listener());
+        self.ports.values().find(of).map(|state| format!("port '{}'", state.spec.name))
+    }
+
+    pub(super) fn listener(&self, what: &Event) -> Option<&Listener> {
+        match what {
+            Event::ControlListener => self.control.as_ref(),
+            Event::Listener(name) => self.ports.get(name)?.attach.listener(),
+            _ => None,
         }
     }
 

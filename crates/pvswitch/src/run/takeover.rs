@@ -85,6 +85,8 @@ pub(super) struct Inherited {
     pub(super) xdp: BTreeMap<String, (XdpHanded<OwnedFd>, XdpShape)>,
     /// Vifs by name of the port.
     pub(super) xen: BTreeMap<String, XenInherited>,
+    /// Whether each port sends and receives nothing, by its name.
+    pub(super) blocked: BTreeMap<String, bool>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
     /// Descriptors by name that the starter of this process, or of the first before it, passed.
@@ -212,6 +214,7 @@ impl Takeover {
             if let Some(offer) = &port.xen {
                 all.xen.insert(port.name.clone(), offer.take(fds)?);
             }
+            all.blocked.insert(port.name.clone(), port.blocked);
         }
         Ok(all)
     }
@@ -372,6 +375,7 @@ impl System {
             match prepared {
                 Ok(mut prepared) => {
                     prepared.state.faults = port.faults;
+                    prepared.state.takeovers = port.takeovers;
                     served.append(&mut prepared.served);
                     all.push(prepared);
                 }

@@ -10,7 +10,7 @@ use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Source};
 use switch::port;
 use switch::schedule::token;
-use uplink::PacketLink;
+use uplink::{PacketLink, has_interface};
 use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
@@ -22,6 +22,8 @@ use crate::worker::Served;
 /// Why the port of an interface that was removed is down.
 pub(super) const REMOVED: &str = "the interface was removed";
 pub(super) const DOWN: &str = "the interface is down";
+/// What to do then, of ports that do not make their interface.
+const MAKE_AGAIN: &str = "make it again, and the port is opened again";
 const TAP_REMOVED: &str = "the TAP interface was removed";
 /// Time between checks whether an interface is up again.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,7 +37,7 @@ impl System {
         leaving: &Leaving,
     ) -> Result<Prepared, RunError> {
         let tap = self.open_tap(spec, conf, leaving)?;
-        Ok(self.add_interface(spec, tap, id))
+        Ok(self.add_interface(spec, tap, id, false))
     }
 
     pub(super) fn add_af_packet(
@@ -45,12 +47,13 @@ impl System {
         id: PortId,
     ) -> Result<Prepared, RunError> {
         let handed = self.inherited.taps.remove(&spec.name).map(|(queues, _)| queues);
-        let opened = crate::tap::packet(conf, handed);
+        let blocked = self.starts_blocked(spec);
+        let opened = crate::tap::packet(conf, handed, blocked);
         let tap = opened.map_err(|error| RunError::Tap { name: spec.name.clone(), error })?;
-        Ok(self.add_interface(spec, tap, id))
+        Ok(self.add_interface(spec, tap, id, blocked))
     }
 
-    fn add_interface(&self, spec: &PortSpec, tap: TapPort, id: PortId) -> Prepared {
+    fn add_interface(&self, spec: &PortSpec, tap: TapPort, id: PortId, blocked: bool) -> Prepared {
         let (removed, is_packet) = (tap.removed, tap.is_packet);
         let mut egress = Vec::new();
         let mut ingress = Vec::new();
@@ -78,18 +81,18 @@ impl System {
         let failure = match (is_packet, removed) {
             (false, true) => Some(TAP_REMOVED),
             (true, true) => Some(REMOVED),
-            (true, false) if queues.link() == PacketLink::Down => {
-                queues.check_at = Some(Instant::now() + CHECK_INTERVAL);
-                Some(DOWN)
-            }
+            (true, false) if queues.link() == PacketLink::Down => Some(DOWN),
             _ => None,
         };
-        match failure {
-            Some(_) => served.clear(),
-            None => port.set_active(port.egress.len() as u16),
+        let is_watched = failure.is_some() && is_packet;
+        queues.check_at = is_watched.then(|| Instant::now() + CHECK_INTERVAL);
+        if failure.is_some() || blocked {
+            served.clear();
+        } else {
+            port.set_active(port.egress.len() as u16);
         }
         let mut state = PortState::new(spec, port, ingress, Attach::Tap(queues));
-        state.failure = failure.map(Into::into);
+        (state.failure, state.blocked) = (failure.map(Into::into), blocked);
         Prepared { state, served }
     }
 
@@ -100,14 +103,18 @@ impl System {
         };
         let link = state.attach.link();
         let why = if link == Some(PacketLink::Removed) { REMOVED } else { why };
+        let is_watched = link.is_some();
         let link = link.unwrap_or(PacketLink::Removed);
         let Some(check_at) = state.attach.check_at() else { return };
-        if link != PacketLink::Removed {
+        if is_watched {
             *check_at = Some(Instant::now() + CHECK_INTERVAL);
+        }
+        if link != PacketLink::Removed {
             tracing::warn!(port = name, "down: {why}: set it up (ip link set IFNAME up)");
         } else {
             let remedy = match &state.wired {
                 Some(_) => "detach and attach its vif (xl network-detach, network-attach)",
+                None if is_watched => MAKE_AGAIN,
                 None => "make it again, then remove and add the port (ctl del-port, add-port)",
             };
             tracing::error!(port = name, "down: {why}: {remedy}");
@@ -119,7 +126,10 @@ impl System {
         state.port.set_active(0);
         let id = state.port.id;
         (0..all).for_each(|queue| self.pool.drop_queue(token(id, queue, false)));
-        self.fdb.flush_learned(id);
+        // Another one may take its place, with its addresses.
+        if !self.is_paired(name) {
+            self.fdb.flush_learned(id);
+        }
         if link == PacketLink::Removed {
             self.publish(Event::Fault { port: name.into(), cause: why.into() });
         }
@@ -136,39 +146,95 @@ impl System {
         self.ports.values().filter_map(of).min()
     }
 
-    /// Serves ports again whose interface is up again.
+    /// Serves ports again whose interface is up again, or was made again.
     pub(super) fn check_links(&mut self) {
         let now = Instant::now();
+        let mut due = Vec::new();
         for (name, state) in &mut self.ports {
-            let Some(check_at) = state.attach.check_at() else { continue };
-            if check_at.take_if(|at| *at <= now).is_none() {
-                continue;
+            let check_at = state.attach.check_at();
+            let is_due = check_at.is_some_and(|at| at.take_if(|at| *at <= now).is_some());
+            due.extend(is_due.then(|| name.clone()));
+        }
+        for name in due {
+            self.check_link(&name);
+            // Unless it is up.
+            if let Some(state) = self.ports.get_mut(&name)
+                && state.failure.is_some()
+                && let Some(check_at) = state.attach.check_at()
+            {
+                *check_at = Some(now + CHECK_INTERVAL);
             }
-            match state.attach.link() {
-                Some(PacketLink::Down) => {
-                    if let Some(check_at) = state.attach.check_at() {
-                        *check_at = Some(now + CHECK_INTERVAL);
-                    }
+        }
+    }
+
+    fn check_link(&mut self, name: &str) {
+        let Some(state) = self.ports.get_mut(name) else { return };
+        match state.attach.link() {
+            Some(PacketLink::Down) => {}
+            Some(PacketLink::Up) => {
+                tracing::info!(port = name, "its interface is up again");
+                state.attach.clear_link_error();
+                state.failure = None;
+                if state.blocked {
+                    return;
                 }
-                None | Some(PacketLink::Removed) => {
-                    tracing::error!(
-                        port = name,
-                        "{REMOVED}: make it again, then remove and add the port (ctl del-port, \
-                         add-port)"
-                    );
+                for served in served(state.port.id, &state.ingress, &state.attach) {
+                    self.pool.serve(served);
+                }
+                state.port.set_active(state.ingress.len() as u16);
+            }
+            None | Some(PacketLink::Removed) => {
+                if state.failure.as_deref() == Some(DOWN) {
+                    tracing::error!(port = name, "{REMOVED}: {MAKE_AGAIN}");
                     state.failure = Some(REMOVED.into());
                 }
-                Some(PacketLink::Up) => {
-                    tracing::info!(port = name, "its interface is up again");
-                    state.attach.clear_link_error();
-                    state.failure = None;
-                    for served in served(state.port.id, &state.ingress, &state.attach) {
-                        self.pool.serve(served);
-                    }
-                    state.port.set_active(state.ingress.len() as u16);
+                let exists = match &state.spec.kind {
+                    Kind::AfPacket(of) => has_interface(&of.ifname, of.netns.as_deref()),
+                    Kind::AfXdp(of) => has_interface(&of.name, of.netns.as_deref()),
+                    _ => false,
+                };
+                if exists {
+                    self.reopen(name);
                 }
             }
         }
+    }
+
+    /// Puts a port in the place of itself, on a new interface of the name of the removed one.
+    fn reopen(&mut self, name: &str) {
+        let Some(state) = self.ports.get(name) else { return };
+        let text = self.config.port(name).map(PortSpec::from);
+        let (spec, id) = (text.unwrap_or_else(|| state.spec.clone()), state.port.id);
+        let leaving = Leaving::one(name);
+        let mut prepared = match self.prepare_port(&spec, id, &leaving) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let (error, Some(state)) = (error.to_string(), self.ports.get_mut(name)) else {
+                    return;
+                };
+                // Once each.
+                if state.failure.as_ref() != Some(&error) {
+                    tracing::error!(port = name, "its interface was made again: {error}");
+                    state.failure = Some(error);
+                }
+                return;
+            }
+        };
+        if let Some(old) = self.ports.get(name) {
+            let new = &mut prepared.state;
+            (new.faults, new.takeovers) = (old.faults, old.takeovers);
+            for (new, old) in new.ingress.iter().zip(&old.ingress) {
+                old.stats.all().for_each(|(name, value)| _ = new.stats.restore(name, value));
+            }
+            for (new, old) in new.port.egress.iter().zip(&old.port.egress) {
+                old.stats.all().for_each(|(name, value)| _ = new.stats.restore(name, value));
+            }
+        }
+        self.take_down(name, &leaving);
+        self.install(vec![prepared]);
+        self.set_statics(&self.config);
+        self.touch(name);
+        tracing::info!(port = name, "its interface was made again: opened");
     }
 
     /// Counts frames that the kernel dropped since the last call, because sockets were full.
@@ -189,7 +255,7 @@ impl System {
 
 impl Attach {
     /// State of an interface that may come back after it was down; `None`: there is none.
-    fn link(&self) -> Option<PacketLink> {
+    pub(super) fn link(&self) -> Option<PacketLink> {
         match self {
             Self::Tap(queues) if queues.is_packet => Some(queues.link()),
             Self::Xdp(xdp) => Some(xdp.link()),
@@ -197,8 +263,36 @@ impl Attach {
         }
     }
 
+    /// Whether the interface of sockets is up and has carrier.
+    pub(super) fn has_carrier(&self) -> bool {
+        match self {
+            Self::Tap(queues) if queues.is_packet => uplink::packet_carrier(queues.fds[0].as_fd()),
+            Self::Xdp(xdp) => xdp.has_carrier(),
+            _ => false,
+        }
+    }
+
+    /// Has the kernel drop all frames for sockets on an interface, or no longer; those that wait
+    /// are dropped.
+    pub(super) fn set_blocked(&self, blocked: bool) -> std::io::Result<()> {
+        match self {
+            Self::Tap(queues) if queues.is_packet => queues.set_blocked(blocked),
+            Self::Xdp(xdp) => xdp.set_blocked(blocked),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has the kernel deliver frames to sockets on an interface; those that wait stay.
+    pub(super) fn unblock(&self) -> std::io::Result<()> {
+        match self {
+            Self::Tap(queues) if queues.is_packet => queues.unblock(),
+            Self::Xdp(xdp) => xdp.unblock(),
+            _ => Ok(()),
+        }
+    }
+
     /// When to check whether the interface is up again; `None`: there is none.
-    fn check_at(&mut self) -> Option<&mut Option<Instant>> {
+    pub(super) fn check_at(&mut self) -> Option<&mut Option<Instant>> {
         match self {
             Self::Tap(queues) => Some(&mut queues.check_at),
             Self::Xdp(xdp) => Some(&mut xdp.check_at),

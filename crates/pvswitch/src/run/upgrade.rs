@@ -302,6 +302,7 @@ pub(super) fn port_offer<'a>(
 ) -> PortOffer {
     let mut offer =
         PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
+    (offer.blocked, offer.takeovers) = (state.blocked, state.takeovers);
     if let Some(end) = state.attach.endpoint() {
         offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
         offer.connections = end.connections;

@@ -1,6 +1,7 @@
 //! Ports with AF_XDP sockets ([0038](../../../../docs/design/0038-af-xdp.md)).
 
 use std::cell::Cell;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -42,6 +43,7 @@ pub(super) struct XdpPort {
 pub(super) struct XdpOffer {
     sockets: Vec<u32>,
     memory: u32,
+    map: u32,
     link: Option<u32>,
     watcher: u32,
     chunk_len: u32,
@@ -68,6 +70,7 @@ impl XdpOffer {
         let handed = XdpHanded {
             sockets: self.sockets.iter().map(|at| fds.take(*at)).collect::<Result<_, _>>()?,
             memory: fds.take(self.memory)?,
+            map: fds.take(self.map)?,
             link: self.link.map(|at| fds.take(at)).transpose()?,
             watcher: fds.take(self.watcher)?,
         };
@@ -91,6 +94,7 @@ impl XdpPort {
         XdpOffer {
             sockets: of.sockets.iter().map(|fd| export_fd(fds, fd.as_fd())).collect(),
             memory: export_fd(fds, of.memory.as_fd()),
+            map: export_fd(fds, of.map.as_fd()),
             link: of.link.as_ref().map(|fd| export_fd(fds, fd.as_fd())),
             watcher: export_fd(fds, of.watcher.as_fd()),
             chunk_len: shape.chunk_len,
@@ -124,6 +128,24 @@ impl XdpPort {
 
     pub(super) fn link(&self) -> PacketLink {
         self.xdp.link()
+    }
+
+    pub(super) fn has_carrier(&self) -> bool {
+        self.xdp.has_carrier()
+    }
+
+    /// Has the kernel drop all frames for the sockets, or no longer; those that wait are dropped.
+    pub(super) fn set_blocked(&self, blocked: bool) -> io::Result<()> {
+        if blocked {
+            self.xdp.set_blocked(true)?;
+        }
+        self.ingress.iter().for_each(|ingress| lock(ingress).discard());
+        if blocked { Ok(()) } else { self.xdp.set_blocked(false) }
+    }
+
+    /// Has the kernel deliver frames to the sockets; those that wait stay.
+    pub(super) fn unblock(&self) -> io::Result<()> {
+        self.xdp.set_blocked(false)
     }
 
     pub(super) fn clear_link_error(&self) {
@@ -160,12 +182,13 @@ impl System {
     ) -> Result<Prepared, RunError> {
         let failed = |error| RunError::Xdp { name: spec.name.clone(), error };
         let handed = self.inherited.xdp.remove(&spec.name);
+        let blocked = self.starts_blocked(spec);
         let is_adopted = handed.is_some();
         let xdp = match handed {
             Some((handed, shape)) => Xdp::adopt(handed, shape).map_err(failed)?,
             None => {
                 self.check_leaving(spec, conf, leaving)?;
-                let (xdp, notes) = Xdp::open(conf).map_err(failed)?;
+                let (xdp, notes) = Xdp::open(conf, blocked).map_err(failed)?;
                 notes.iter().for_each(|note| tracing::warn!(port = spec.name, "{note}"));
                 xdp
             }
@@ -190,15 +213,14 @@ impl System {
         let failure = match port.link() {
             PacketLink::Up => None,
             PacketLink::Removed => Some(REMOVED),
-            PacketLink::Down => {
-                port.check_at = Some(Instant::now() + CHECK_INTERVAL);
-                Some(DOWN)
-            }
+            PacketLink::Down => Some(DOWN),
         };
+        port.check_at = failure.map(|_| Instant::now() + CHECK_INTERVAL);
         let mut state = PortState::new(spec, made, known, Attach::Xdp(Box::new(port)));
         state.failure = failure.map(Into::into);
+        state.blocked = blocked;
         let mut served = Vec::new();
-        if failure.is_none() {
+        if failure.is_none() && !blocked {
             served = tap::served(id, &state.ingress, &state.attach);
             state.port.set_active(state.port.egress.len() as u16);
         }
@@ -216,9 +238,13 @@ impl System {
             Kind::AfXdp(of) => of.name == conf.name && of.netns == conf.netns,
             _ => false,
         };
+        // Those of one that was removed are nobody's.
+        let has_it = |state: &&PortState| {
+            is_same(&state.spec.kind) && state.attach.link() != Some(PacketLink::Removed)
+        };
         let mut others =
             self.ports.values().filter(|state| leaving.ports.contains(&state.spec.name));
-        match others.find(|state| is_same(&state.spec.kind)) {
+        match others.find(has_it) {
             None => Ok(()),
             Some(other) => Err(RunError::Conflict(format!(
                 "port '{}': interface {} is still port '{}': an af-xdp port is not changed in \

@@ -340,7 +340,8 @@ s         next sort key: as added, name, frames in, frames out, drops
 ?         open or close this page
 
 STATE     of a port: up; unconnected, no peer; no-driver, a front-end whose
-          guest has no driver yet; stalled, posts no buffers; draining, drained
+          guest has no driver yet; stalled, posts no buffers; draining, drained;
+          standby, the other port of its pair carries the frames
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
           and bits per second; drops with the prefix to: occurred on the way OUT,
           to:lost_ of senders because this port was full

@@ -231,6 +231,14 @@ fn link(port: &Value) -> Vec<Finding> {
                     .into(),
             )
         }
+        "standby" => {
+            let other = port["standby"]["other"].as_str().unwrap_or_default();
+            one(
+                "standby",
+                format!("port {other} carries the frames of their pair"),
+                format!("nothing, unless port {other} passes none: pvswitch ctl why {other}"),
+            )
+        }
         "up" => some_queues(port).into_iter().collect(),
         _ if port["xen"].is_object() => one(
             "vif",

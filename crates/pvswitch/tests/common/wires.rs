@@ -1,4 +1,5 @@
 //! Two kernels, each at the other end of a veth, and a switch between them.
+#![allow(dead_code)]
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
