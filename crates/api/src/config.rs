@@ -112,8 +112,8 @@ impl Config {
         self.ports.iter().find(|port| port.name == name)
     }
 
-    /// Removes a port and the static addresses on it, and ends the mirrors to it and standing by for
-    /// it.
+    /// Removes a port and the static addresses on it, and ends the mirrors to it and standing by
+    /// for it.
     pub fn remove_port(&mut self, name: &str) {
         self.ports.retain(|port| port.name != name);
         self.end_mirrors(name);
@@ -154,8 +154,8 @@ impl Config {
     /// Checks that a port can be added.
     ///
     /// # Errors
-    /// Its name or its peer is that of another one, or its mirror port or the port that it stands by
-    /// for is invalid.
+    /// Its name or its peer is that of another one, or its mirror port or the port that it stands
+    /// by for is invalid.
     pub fn check_new(&self, port: &PortText) -> Result<(), String> {
         let mut all = self.clone();
         all.ports.push(port.clone());

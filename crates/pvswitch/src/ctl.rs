@@ -630,6 +630,18 @@ mod tests {
         );
     }
 
+    #[test]
+    fn each_port_of_a_pair_says_which_one_carries_the_frames() {
+        let of = |preferred: bool, carries: bool| {
+            pair(&json!({ "other": "x", "preferred": preferred, "carries": carries })).unwrap()
+        };
+        assert_eq!(of(true, true), "port x stands by");
+        assert_eq!(of(true, false), "port x, its stand-by port, carries the frames");
+        assert_eq!(of(false, true), "carries the frames in place of port x");
+        assert_eq!(of(false, false), "stands by for port x");
+        assert_eq!(pair(&Value::Null), None);
+    }
+
     /// Issue 16, row 7: 100 columns, however large the counts.
     #[test]
     fn stats_fit_100_columns() {

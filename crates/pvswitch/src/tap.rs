@@ -150,7 +150,8 @@ impl TapQueues {
         uplink::packet_link(self.fds[0].as_fd())
     }
 
-    /// Has the kernel drop all frames for packet sockets, or no longer; those that wait are dropped.
+    /// Has the kernel drop all frames for packet sockets, or no longer. Those that wait are
+    /// dropped.
     pub fn set_blocked(&self, blocked: bool) -> std::io::Result<()> {
         for (fd, ingress) in self.fds.iter().zip(&self.ingress) {
             uplink::set_packet_blocked(fd.as_fd(), blocked)?;

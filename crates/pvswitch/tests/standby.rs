@@ -415,9 +415,8 @@ fn pairs_are_made_and_ended_at_run_time() {
     link(&wires.b, "v1 down");
     wait_states(&switch, "down", "up");
     wait_for("the static address", || port_of("02:00:00:00:00:55") == "spare");
-    let metrics = switch.json(&["show"]);
     assert_eq!(
-        metrics["ports"].as_array().unwrap().iter().find(|p| p["name"] == "spare").unwrap()["standby"],
+        switch.port("show", "spare")["standby"],
         json!({ "other": "up", "preferred": false, "carries": true, "takeovers": 1 })
     );
     // The preferred port is removed: the other is a port of its own, and saved as such.

@@ -345,7 +345,7 @@ impl Fdb {
     }
 
     /// Moves the learned entries of `from` to `to`, whose limit holds: those beyond are removed.
-    /// For a port, another one, that takes the place of the first. Returns the number of those moved.
+    /// For a port, another one, that takes the place of the first. Returns how many moved.
     pub fn move_learned(&self, from: PortId, to: PortId) -> usize {
         self.forget_home(from);
         let is_its = |value: Value| value.is_valid() && !value.is_static() && value.port() == from;

@@ -31,7 +31,7 @@ const NO_CARRIER: &str = "the interface has no carrier";
 const FREEZE_MAX: Duration = Duration::from_millis(100);
 /// Time for which no port of a pair carries frames when one takes the place of the other. What
 /// left by the one, or came to both, has come back or is dropped by then: it would be received
-/// twice, and addresses of guests would be learned at the uplink. A shorter loss of carrier is none.
+/// twice, and addresses of guests would be learned at the uplink. Shorter losses of carrier pass.
 const SETTLE: Duration = Duration::from_millis(20);
 /// Time between two groups of announcements, of a burst each.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(5);

@@ -106,6 +106,8 @@ fn links_that_are_down_come_first_with_their_cause() {
     blocked(&case, "unconnected", &["no process listens"]);
     blocked(&down("no-driver"), "no_driver", &["enabled no receive queue", "driver"]);
     blocked(&down("no-driver").with(0, "faults", json!(1)), "fault", &["violated the protocol"]);
+    let standby = down("standby").with(0, "standby", json!({ "other": "up" }));
+    blocked(&standby, "standby", &["port up carries the frames", "ctl why up"]);
     blocked(&down("drained"), "drained", &["pvswitch ctl drain a --off"]);
     let stalled =
         Case::healthy().with(0, "state", json!("stalled")).with(0, "stalled_s", json!(75));
