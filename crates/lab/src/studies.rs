@@ -33,3 +33,80 @@ pub const ALL: &[&dyn Study] = &[
     &hostile::Hostile,
     &receivers::Receivers,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Scale;
+    use crate::stats::paired::{SIGNIFICANCE, pairs_needed};
+
+    const MEASURED: [Scale; 3] = [Scale::Quick, Scale::Usual, Scale::Full];
+
+    #[test]
+    fn plans_have_rounds_enough_for_their_comparisons_and_claims() {
+        for study in ALL {
+            let name = study.facts().name;
+            for scale in MEASURED {
+                let plan = study.plan(scale);
+                let repeats = plan.repeats as usize;
+                let needed = pairs_needed(plan.comparisons(*study), SIGNIFICANCE);
+                // The quick form of the hostile peers is judged by counts only.
+                let by_counts = name == "hostile" && scale == Scale::Quick;
+                assert!(repeats >= needed || by_counts, "{name} {scale:?}: {needed} are needed");
+                // Claims have one-sided tests, of half the value.
+                let needed = pairs_needed(study.claims(&plan).len(), 2.0 * SIGNIFICANCE);
+                assert!(repeats >= needed, "{name} {scale:?}: {needed} for its claims");
+            }
+        }
+    }
+
+    #[test]
+    fn the_five_studies_have_claims_for_cells_of_their_plans() {
+        for study in &ALL[..5] {
+            let name = study.facts().name;
+            for scale in MEASURED {
+                let plan = study.plan(scale);
+                let cells = plan.cells(*study);
+                let claims = study.claims(&plan);
+                // Those of the threads are for four workers and more.
+                let few_cpus = name == "threads" && crate::machine::allowed_cpus().len() < 4;
+                assert!(!claims.is_empty() || few_cpus, "{name} {scale:?}");
+                for claim in &claims {
+                    assert!(cells.contains(&claim.cell), "{name} {scale:?}: {}", claim.cell);
+                    assert!(cells.contains(&claim.base), "{name} {scale:?}: {}", claim.base);
+                    let measure = |of: &crate::study::Measure| of.name == claim.measure;
+                    assert!(
+                        study.facts().measures.iter().any(measure),
+                        "{name}: {}",
+                        claim.measure
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_control_is_the_base_of_a_group_under_load() {
+        for study in ALL {
+            let name = study.facts().name;
+            assert_eq!(study.plan(Scale::Smallest).control_cell(*study), None, "{name}");
+            for scale in MEASURED {
+                let plan = study.plan(scale);
+                let control = plan.control_cell(*study).unwrap_or_else(|| panic!("{name}"));
+                let base = plan.cells(*study).into_iter().find(|c| c.outer() == control.outer());
+                assert_eq!(base, Some(control.clone()), "{name} {scale:?}");
+                let named = study.facts().control.iter();
+                let missing: Vec<_> = named
+                    .filter(|(axis, value)| control.get(axis) != *value)
+                    .filter(|(axis, value)| {
+                        let axis = plan.axes.iter().find(|known| known.name == *axis);
+                        axis.is_none_or(|axis| axis.values.iter().any(|known| known == value))
+                    })
+                    .collect();
+                assert!(missing.is_empty(), "{name} {scale:?}: {control}: not {missing:?}");
+                let again = plan.turns(*study).into_iter().filter(|turn| turn.again);
+                assert_eq!(again.count(), plan.repeats as usize, "{name} {scale:?}");
+            }
+        }
+    }
+}

@@ -435,6 +435,8 @@ fn results_of_two_folders_are_compared_cell_by_cell() {
     says(rows[0], &["4.500", "2.000 to 16.000", "0.0857", "too few"]);
     says(&report, &["1 and 1, n = 1", "too few pairs to tell"]);
     says(&report, &["One value in all runs of all folders: events"]);
+    let first = report.lines().find(|line| line.starts_with("* ")).unwrap();
+    says(first, &["CANNOT TELL", names[1], "beside", names[0], "of 6 figures of cells 0 differ"]);
     // One chart of both, by their names.
     let chart = text(&all, "plots/beside-mbps.svg");
     says(&chart, &names);

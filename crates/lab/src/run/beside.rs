@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::machine::list;
 use crate::plan::Cell;
-use crate::report::{Part, Plot, Point, Series, Table, Value};
+use crate::report::{Conclusion, Part, Plot, Point, Series, Table, Value};
 use crate::stats::paired::{Estimate, holm};
 use crate::stats::{Summary, ratio, ratio_interval};
 use crate::store::{Outcome, Results, tested};
@@ -64,6 +64,31 @@ pub fn parts(names: &[String], all: &[Results], study: &dyn Study) -> Vec<Part> 
         parts.push(Part::Table(common.table(measure)));
     }
     parts
+}
+
+/// What the runs of several folders can tell about their differences.
+pub fn concluded(names: &[String], all: &[Results], study: &dyn Study) -> Vec<Conclusion> {
+    let common = Common::of(names, all, study);
+    let of = |(n, name): (usize, &String)| {
+        let measured = study.facts().measures.iter();
+        let measures = measured.filter(|measure| common.values.contains_key(measure.name));
+        let found: Vec<Outcome> = measures
+            .flat_map(|measure| common.tested(measure, n).into_values())
+            .map(|(_, outcome)| outcome)
+            .collect();
+        let count = |wanted: Outcome| found.iter().filter(|outcome| **outcome == wanted).count();
+        let differ = count(Outcome::More) + count(Outcome::Less);
+        let what = format!(
+            "{name} beside {}: of {} figures of cells {differ} differ, {} cannot tell, {} have too \
+             few runs; runs of folders are no pairs, so that times may differ, not programs",
+            names[0],
+            found.len(),
+            count(Outcome::Open),
+            count(Outcome::TooFew),
+        );
+        Conclusion { what, concludes: Some(differ > 0) }
+    };
+    names.iter().enumerate().skip(1).map(of).collect()
 }
 
 /// Which folders, with their machines.

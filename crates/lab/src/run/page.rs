@@ -37,6 +37,7 @@ pub fn document(names: &[String], all: &[Results], study: &dyn Study) -> Documen
     };
     let several = all.len() > 1;
     if several {
+        document.conclusions.extend(beside::concluded(names, all, study));
         document.parts.extend(beside::parts(names, all, study));
         document.parts.extend(study.facts().together.map(|parts| parts(all)).unwrap_or_default());
     }

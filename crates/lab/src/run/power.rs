@@ -124,16 +124,17 @@ pub fn claims(results: &Results, study: &dyn Study) -> Option<Part> {
                 Expect::Within(most) => format!("{:.3} to {most:.3}", 1.0 / most),
             }),
             Value::estimate(found.ratio, 2, "the base is 0"),
+            Value::estimate(results.noise(claim.measure), 2, "no control, or its base is 0"),
             Value::Text(claim.ours()),
         ]
     });
     let rows: Vec<Vec<Value>> = rows.collect();
-    let columns = ["State", "Result", "Original", "Must be", "Ours", "Our cells"];
+    let columns = ["State", "Result", "Original", "Must be", "Ours", "A/A", "Our cells"];
     let table = Table {
         title: "The original study's results, judged".into(),
         note: "Confirmed: at least half of the published effect (of the logarithm of its ratio), \
                or no change where that is the result, is shown at 5 %; refuted: the opposite is. \
-               Corrected for all rows (Holm)."
+               Corrected for all rows (Holm). A/A: one cell over itself, the noise floor."
             .into(),
         columns: columns.map(String::from).into(),
         rows,
