@@ -94,6 +94,12 @@ impl Rx {
         let mut frames = 0;
         let mut segs = [Seg::EMPTY; 2 * FRAME_BUFFERS_MAX];
         while let Some(first) = used.front() {
+            // Of a frame that a switch that was killed had not written, and writes again.
+            if usize::try_from(first.len).is_ok_and(|len| len < HDR_LEN) {
+                done.push(first.id);
+                used.pop_front();
+                continue;
+            }
             let mut header = [0; HDR_LEN];
             if let Some(head) = buffers.read(memory, first.id, first.len).next() {
                 head.read(&mut header);

@@ -163,6 +163,43 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Frames of several chains: the last one lacks some, and its chains come back empty.
+    #[test]
+    fn chains_of_a_frame_that_is_not_whole_come_back_empty(
+        start in 0_u16..2 * SIZE,
+        frames in prop::collection::vec(1_usize..=3, 1..=2),
+        lacks in 0_usize..3,
+        in_order: bool,
+    ) {
+        let features = if in_order { IN_ORDER } else { PACKED };
+        let (raw, mut driver, base) = ring_at(start, features);
+        let (_, ledger) = ledger();
+        let ids: Vec<u16> = (0..SIZE).map(|i| driver.add(&bufs(i, 1)).unwrap()).collect();
+        driver.publish();
+        let mut device = raw.device(features, base);
+        device.keep(ledger.clone());
+        let taken = take(&mut device, &raw);
+        let (mut expected, mut chains) = (Vec::new(), taken.chains.iter());
+        let lacks = lacks.min(frames[frames.len() - 1] - 1);
+        for (i, n) in frames.iter().enumerate() {
+            let made = if i + 1 == frames.len() { n - lacks } else { *n };
+            for (k, chain) in chains.by_ref().take(made).enumerate() {
+                if k + 1 < *n { device.put_part(chain, 9) } else { device.put(chain, 9) }
+            }
+            expected.extend(vec![if made < *n { 0 } else { 9 }; made]);
+        }
+        drop(device);
+        let base = ledger.recover(&raw.memory, &raw.layout).unwrap();
+        let back = used(&mut driver);
+        prop_assert_eq!(back.iter().map(|(_, len)| *len).collect::<Vec<_>>(), expected);
+        let rest = take(&mut raw.device(features, base), &raw);
+        let left = rest.chains.iter().map(|chain| chain.id);
+        let all: Vec<u16> = back.iter().map(|(id, _)| *id).chain(left).collect();
+        prop_assert_eq!(all, ids, "every chain once, in order");
+    }
+}
+
 #[test]
 fn ledger_of_another_ring_is_refused() {
     let raw = Raw::new(SIZE);

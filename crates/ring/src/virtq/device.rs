@@ -109,6 +109,16 @@ impl DeviceQueue {
         }
     }
 
+    /// Whether a successor publishes what is [`put`](Self::put), even if we do not: what is written
+    /// to a chain must be written before.
+    pub fn is_kept(&self) -> bool {
+        match &self.kind {
+            // Its index is written last.
+            Kind::Split(_) => false,
+            Kind::Packed(q) => q.is_kept(),
+        }
+    }
+
     /// Number of descriptors.
     pub fn size(&self) -> u16 {
         match &self.kind {
@@ -175,13 +185,23 @@ impl DeviceQueue {
         }
     }
 
-    /// Marks one chain used, with `len` bytes written to it. Chains are used in the order taken.
-    /// Not visible before [`publish`](Self::publish).
+    /// Marks one chain used, with `len` bytes written to it, which are all written. Chains are used
+    /// in the order taken. Not visible before [`publish`](Self::publish).
     #[inline]
     pub fn put(&mut self, chain: &Chain, len: u32) {
         match &mut self.kind {
             Kind::Split(q) => q.put(chain.id, len),
-            Kind::Packed(q) => q.put(chain.id, chain.slots, len),
+            Kind::Packed(q) => q.put(chain.id, chain.slots, len, false),
+        }
+    }
+
+    /// As [`put`](Self::put), for a chain of a frame that continues in the next one: unless the
+    /// last one follows, a successor returns those before it empty ([`Ledger::recover`]).
+    #[inline]
+    pub fn put_part(&mut self, chain: &Chain, len: u32) {
+        match &mut self.kind {
+            Kind::Split(q) => q.put(chain.id, len),
+            Kind::Packed(q) => q.put(chain.id, chain.slots, len, true),
         }
     }
 
@@ -191,7 +211,7 @@ impl DeviceQueue {
     pub fn put_all(&mut self, chains: &[Chain]) {
         match &mut self.kind {
             Kind::Split(q) => q.put_all(chains),
-            Kind::Packed(q) => chains.iter().for_each(|c| q.put(c.id, c.slots, 0)),
+            Kind::Packed(q) => chains.iter().for_each(|c| q.put(c.id, c.slots, 0, false)),
         }
     }
 

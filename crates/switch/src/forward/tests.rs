@@ -525,7 +525,6 @@ fn cross_wires_pairs_and_counts_what_has_no_partner() {
     assert!(rig.got(3).is_empty());
 }
 
-/// `full.rs` has the tests of full destinations.
 /// Steers everything to this queue.
 struct To(u16);
 

@@ -401,16 +401,12 @@ impl VirtioEgress {
                 None => Room::new(memory, hint, segs, bufs).fill(start, body, &mut Copies::new()),
             }
         };
-        let mut left = u64::from(total);
-        for chain in chains {
-            let room: u64 = self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum();
-            let n = left.min(room);
-            queue.put(chain, n as u32);
-            left -= n;
-        }
-        if let Some(marks) = queue.marks() {
-            // Written before they are marked.
+        // Written before they are marked, and before a successor may publish them.
+        if queue.is_kept() || queue.marks().is_some() {
             batch.into_iter().for_each(Batch::finish);
+        }
+        put_frame(queue, &self.taken, chains, total.into());
+        if let Some(marks) = queue.marks() {
             mark_written(marks, &self.taken, chains, total.into());
         }
         match end {
@@ -423,6 +419,17 @@ impl VirtioEgress {
         }
         Ok(true)
     }
+}
+
+/// Uses the chains of a frame of `left` bytes with its header, all written.
+fn put_frame(queue: &mut DeviceQueue, taken: &Taken, chains: &[Chain], mut left: u64) {
+    let Some((last, parts)) = chains.split_last() else { return };
+    for chain in parts {
+        let n = left.min(taken.writes(chain).iter().map(|buf| u64::from(buf.len)).sum());
+        queue.put_part(chain, n as u32);
+        left -= n;
+    }
+    queue.put(last, left as u32);
 }
 
 /// Marks frames of `lens` bytes that were written to the first buffer of each chain.

@@ -6,7 +6,8 @@ use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
 use super::{
-    AVAIL, DESC_FLAGS, EVENT_LEN, Ledger, Parts, Pos, USED, event_arm, event_disarm, event_wanted,
+    AVAIL, DESC_FLAGS, EVENT_LEN, Entry, Ledger, Parts, Pos, USED, event_arm, event_disarm,
+    event_wanted,
 };
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
@@ -76,6 +77,10 @@ impl PackedDevice {
         self.published = self.used;
         ledger.start(self.used, self.parts.size);
         self.ledger = Some(ledger);
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.ledger.is_some()
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -243,14 +248,15 @@ impl PackedDevice {
     }
 
     #[inline(always)]
-    pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32) {
+    pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32, goes_on: bool) {
         let at = self.used.offset();
         let write = if len > 0 { DESC_WRITE } else { 0 };
         let flags = self.used.used_bits() | write;
         if let Some(ledger) = &self.ledger {
             let mut next = self.used;
             next.advance(slots, self.parts.size);
-            ledger.put(self.published, self.used, next, id, slots, len);
+            let entry = Entry { id, slots, len, goes_on };
+            ledger.put(self.published, self.used, next, entry);
         }
         if self.first.is_none() {
             self.parts.desc.store_u32(at + 8, len);

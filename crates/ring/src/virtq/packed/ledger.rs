@@ -6,7 +6,8 @@
 //!
 //! ```text
 //!   word:     published position │ used position        (one store)
-//!   entries:  by slot: id, slots and length of the chain that is used there
+//!   entries:  by slot: id, slots and length of the chain that is used there, and whether its
+//!             frame continues in the next chain
 //!
 //!   put:      entry ─▶ word (used position moves) ─▶ descriptor, the first one's flags excepted
 //!   publish:  the first one's flags ─▶ word (published = used)
@@ -15,6 +16,12 @@
 //! the published one is still available, the burst was not published, and the successor writes it
 //! again from the entries and publishes it. If it is not available, the burst was published (the
 //! driver may have reused its descriptors). Either way the ring continues at the used position.
+//!
+//! A frame of several chains (MRG_RXBUF) may lack its last ones. Their number is in its header, and
+//! the driver would take the first chains of the next frame for them. Their lengths are
+//! overwritten, so that they cannot be available again: they are used with nothing written, and a
+//! driver drops each of them as too short for a header. The frame is not lost, because its sender's
+//! chain is not used yet.
 
 use shm::sync::{Ordering, compiler_fence};
 use shm::{Area, GuestMemory};
@@ -30,6 +37,32 @@ const HEAD_LEN: usize = 16;
 const ENTRY_LEN: usize = 8;
 /// Entries for a ring of the largest size.
 const ENTRIES: usize = 32_768;
+
+/// Set in the length of an entry: the frame goes on.
+const GOES_ON: u32 = 1 << 31;
+
+/// A chain that is about to be used.
+pub(super) struct Entry {
+    pub(super) id: u16,
+    pub(super) slots: u16,
+    pub(super) len: u32,
+    /// Whether its frame continues in the next chain.
+    pub(super) goes_on: bool,
+}
+
+impl Entry {
+    fn bits(&self) -> u64 {
+        debug_assert!(self.len < GOES_ON, "no chain is that long");
+        let len = self.len | if self.goes_on { GOES_ON } else { 0 };
+        u64::from(self.id) | u64::from(self.slots) << 16 | u64::from(len) << 32
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        let len = lo32(bits >> 32);
+        let (id, slots) = (lo16(bits), lo16(bits >> 16));
+        Self { id, slots, len: len & !GOES_ON, goes_on: len & GOES_ON != 0 }
+    }
+}
 
 /// Progress of one packed ring, in memory that only its device half and its successor use.
 #[derive(Clone)]
@@ -66,9 +99,10 @@ impl Ledger {
 
     /// Writes down a chain that is about to be used at `at`; `next`: the position after it.
     #[inline]
-    pub(super) fn put(&self, published: Pos, at: Pos, next: Pos, id: u16, slots: u16, len: u32) {
-        let entry = u64::from(id) | u64::from(slots) << 16 | u64::from(len) << 32;
-        self.0.store_u64(entry_at(at), entry);
+    pub(super) fn put(&self, published: Pos, at: Pos, next: Pos, entry: Entry) {
+        // What was written to the chain precedes this.
+        compiler_fence(Ordering::SeqCst);
+        self.0.store_u64(entry_at(at), entry.bits());
         compiler_fence(Ordering::SeqCst);
         self.positions(published, next);
         // The caller's stores to the ring follow.
@@ -106,8 +140,11 @@ impl Ledger {
         let flags = parts.desc.sync_load(published.offset() + DESC_FLAGS, Ordering::Acquire);
         if published != used && published.is_available(flags) {
             let chains = self.chains(published, used, parts.size).ok_or(foreign)?;
+            let mut is_whole = false;
             // The first one last, as always.
-            for (at, id, len) in chains.into_iter().rev() {
+            for (at, Entry { id, len, goes_on, .. }) in chains.into_iter().rev() {
+                is_whole |= !goes_on;
+                let len = if is_whole { len } else { 0 };
                 let write = if len > 0 { DESC_WRITE } else { 0 };
                 let flags = at.used_bits() | write;
                 let order = Ordering::Release;
@@ -118,14 +155,14 @@ impl Ledger {
         Ok(u32::from(used.bits()) | u32::from(used.bits()) << 16)
     }
 
-    /// Chains between two positions: where, id and length. `None`: not as they were written.
-    fn chains(&self, mut at: Pos, end: Pos, size: u16) -> Option<Vec<(Pos, u16, u32)>> {
+    /// Chains between two positions. `None`: not as they were written.
+    fn chains(&self, mut at: Pos, end: Pos, size: u16) -> Option<Vec<(Pos, Entry)>> {
         let (mut chains, mut left) = (Vec::new(), size);
         while at != end {
-            let entry = self.0.load_u64(entry_at(at));
-            let (id, slots, len) = (lo16(entry), lo16(entry >> 16), lo32(entry >> 32));
+            let entry = Entry::from_bits(self.0.load_u64(entry_at(at)));
+            let slots = entry.slots;
             left = left.checked_sub(slots).filter(|_| slots > 0)?;
-            chains.push((at, id, len));
+            chains.push((at, entry));
             at.advance(slots, size);
         }
         Some(chains)

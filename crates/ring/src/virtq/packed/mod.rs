@@ -16,6 +16,7 @@ mod ledger;
 
 pub(super) use device::PackedDevice;
 pub(super) use driver::PackedDriver;
+use ledger::Entry;
 pub use ledger::Ledger;
 
 use shm::sync::Ordering;

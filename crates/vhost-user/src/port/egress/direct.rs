@@ -13,7 +13,7 @@ use switch::port::Fault;
 use switch::vnet::{Offloads, VnetHdr};
 
 use super::super::{Active, mark_written};
-use super::{HDR_MAX, VirtioEgress, header};
+use super::{HDR_MAX, VirtioEgress, header, put_frame};
 
 /// Distance of the bytes accessed to check whether memory is lost.
 const PAGE: u32 = 4096;
@@ -139,17 +139,15 @@ impl Direct for VirtioEgress {
                 break;
             }
             let chains = &taken.chains[*next..];
-            let mut left = u64::from(*len) + u64::from(format.hdr_len);
-            let mut n = 0;
+            let written = u64::from(*len) + u64::from(format.hdr_len);
+            let (mut left, mut n) = (written, 0);
             while left > 0 {
-                let fill = left.min(room(taken, &chains[n]));
-                queue.put(&chains[n], fill as u32);
-                left -= fill;
+                left = left.saturating_sub(room(taken, &chains[n]));
                 n += 1;
             }
             write_header(memory, hint, taken, &chains[..n], &header(hdr, format), format.hdr_len);
+            put_frame(queue, taken, &chains[..n], written);
             if let Some(marks) = queue.marks() {
-                let written = u64::from(*len) + u64::from(format.hdr_len);
                 mark_written(marks, taken, &chains[..n], written);
             }
             *next += n;
