@@ -98,8 +98,8 @@ const STEPS: [Step; 12] = [
         "crates/ring/tests/loom.rs",
         Kind::Tests,
     ),
-    // Two at a time, because most of them mostly wait; after the tests, because the virtual machines
-    // of some take all CPUs.
+    // Two at a time, because most of them mostly wait; after the tests, because the virtual
+    // machines of some take all CPUs.
     step("rigs", 40, "rigs/run --quick --jobs 2 --except xen", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
