@@ -216,8 +216,7 @@ impl VirtioEgress {
     fn room_of(&mut self, i: usize) -> u64 {
         self.rooms.resize(self.rooms.len().max(self.next), 0);
         for chain in self.taken.chains.iter().take(i + 1).skip(self.rooms.len()) {
-            let room = self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum();
-            self.rooms.push(room);
+            self.rooms.push(direct::room(&self.taken, chain));
         }
         self.rooms[i]
     }
@@ -425,7 +424,7 @@ impl VirtioEgress {
 fn put_frame(queue: &mut DeviceQueue, taken: &Taken, chains: &[Chain], mut left: u64) {
     let Some((last, parts)) = chains.split_last() else { return };
     for chain in parts {
-        let n = left.min(taken.writes(chain).iter().map(|buf| u64::from(buf.len)).sum());
+        let n = left.min(direct::room(taken, chain));
         queue.put_part(chain, n as u32);
         left -= n;
     }

@@ -68,7 +68,7 @@ impl VirtioEgress {
 }
 
 /// Writable bytes of a chain.
-fn room(taken: &Taken, chain: &Chain) -> u64 {
+pub(super) fn room(taken: &Taken, chain: &Chain) -> u64 {
     taken.writes(chain).iter().map(|b| u64::from(b.len)).sum()
 }
 
