@@ -1,4 +1,5 @@
 //! `cargo xtask ci`: runs every step, also after a failure, so that one run reports all failures.
+//! Each step shows its time and the CPU time of its processes.
 //! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
 //! Two steps at a time: those `beside` the others, one after another, build in release form.
@@ -217,14 +218,15 @@ impl Step {
         let how = if self.beside { " (beside others)" } else { "" };
         println!("-- {:8} {}{how}", self.name, self.command);
         let begun = Instant::now();
+        let mut cpu = Duration::ZERO;
         let ran = match self.kind {
-            Kind::Rigs => self.stream(root, limited),
-            Kind::Quiet | Kind::Tests => self.capture(root, limited),
+            Kind::Rigs => self.stream(root, limited, &mut cpu),
+            Kind::Quiet | Kind::Tests => self.capture(root, limited, &mut cpu),
         };
-        let took = begun.elapsed().as_secs_f64();
+        let (took, cpu) = (begun.elapsed().as_secs_f64(), cpu.as_secs());
         let (outcome, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
         let verdict = if outcome.counts.failed > 0 { "FAILED" } else { "ok" };
-        println!("   {:8} {verdict} in {took:.1} s {words}", self.name);
+        println!("   {:8} {verdict} in {took:.1} s, {cpu} s of CPU {words}", self.name);
         outcome
     }
 
@@ -248,7 +250,12 @@ impl Step {
     }
 
     /// Runs with output to a file, which is shown if the step fails.
-    fn capture(&self, root: &Path, limited: bool) -> Result<(Outcome, String), String> {
+    fn capture(
+        &self,
+        root: &Path,
+        limited: bool,
+        cpu: &mut Duration,
+    ) -> Result<(Outcome, String), String> {
         let log = root.join("target").join("xtask").join(self.name).with_extension("log");
         let of_log = |error: std::io::Error| format!("{}: {error}", log.display());
         std::fs::create_dir_all(log.parent().expect("a folder")).map_err(of_log)?;
@@ -256,7 +263,7 @@ impl Step {
         let err = out.try_clone().map_err(of_log)?;
         let child = self.command(root, limited).stdout(out).stderr(err).spawn();
         let child = child.map_err(|error| format!("cannot run {}: {error}", self.command))?;
-        let ended = self.wait(child, limited);
+        let ended = self.wait(child, limited, cpu);
         let bytes = std::fs::read(&log).map_err(of_log)?;
         let text = String::from_utf8_lossy(&bytes);
         match ended {
@@ -276,7 +283,12 @@ impl Step {
 
     /// Runs with output shown at once, or at the end of a step beside others; takes counts from the
     /// last line that has them.
-    fn stream(&self, root: &Path, limited: bool) -> Result<(Outcome, String), String> {
+    fn stream(
+        &self,
+        root: &Path,
+        limited: bool,
+        cpu: &mut Duration,
+    ) -> Result<(Outcome, String), String> {
         let mut child = self
             .command(root, limited)
             .stdout(Stdio::piped())
@@ -301,7 +313,7 @@ impl Step {
             print!("{later}");
             (counts, parts)
         });
-        let ended = self.wait(child, limited);
+        let ended = self.wait(child, limited, cpu);
         if matches!(&ended, Ok(status) if status.success() || status.code() == Some(1)) {
             let (counts, parts) = reader.join().unwrap_or_default();
             if let Some(n) =
@@ -314,10 +326,17 @@ impl Step {
         Err(why(ended))
     }
 
-    /// Waits; `limited`: kills the step's process group after the time limit.
-    fn wait(&self, mut child: Child, limited: bool) -> Result<ExitStatus, String> {
+    /// Waits; `limited`: kills the step's process group after the time limit. `cpu`: time of the
+    /// child and of the processes that it waited for.
+    fn wait(
+        &self,
+        mut child: Child,
+        limited: bool,
+        cpu: &mut Duration,
+    ) -> Result<ExitStatus, String> {
         let end = Instant::now() + Duration::from_secs(self.limit_min * 60);
         loop {
+            *cpu = cpu_time(child.id()).unwrap_or(*cpu);
             match child.try_wait() {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if limited && Instant::now() >= end => {
@@ -329,6 +348,15 @@ impl Step {
             }
         }
     }
+}
+
+/// CPU time of a process, which may have ended but was not waited for, and of those it waited for.
+fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field, in brackets, may contain spaces; utime to cstime are fields 14 to 17.
+    let fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let ticks: u64 = fields.skip(11).take(4).map_while(|n| n.parse::<u64>().ok()).sum();
+    Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
 /// Whether a line of a test harness reports success.
@@ -461,6 +489,22 @@ mod tests {
         let script = "echo failed '  ' b in 3 s: late\necho passed c\n\
                       echo 1 passed, 1 failed, 0 skipped\nexit 1\n";
         assert_eq!(rigs("again", script, false).parts, ["failed    b in 3 s: late"]);
+    }
+
+    #[test]
+    fn cpu_time_includes_that_of_children() {
+        let work = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
+        let mut child = Command::new("sh");
+        child.args(["-c", &format!("({work}); read line")]).stdin(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let begun = Instant::now();
+        while cpu_time(child.id()).unwrap().is_zero() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no CPU time is counted");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(cpu_time(child.id()), None);
     }
 
     #[test]
