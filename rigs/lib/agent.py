@@ -2,6 +2,7 @@
 
 import lzma
 import os
+import re
 import socket
 import struct
 import time
@@ -93,3 +94,40 @@ class Agent:
                 continue
         before, _, self._unread = self._unread.partition(mark)
         return before
+
+
+class Stream:
+    """One TCP connection of iperf3 between two machines, until `stop`: what happens meanwhile must not end it.
+
+    How long a gap may last nobody can say: a sender's retransmission timer doubles with each attempt.
+    """
+
+    GAP_MAX_S = 90  # a sender whose attempts were all lost tries again after 51 s, and after 102 s
+
+    def __init__(self, sender, address, what):
+        self.sender, self.what = sender, what
+        sender.must(f"iperf3 -f m -i 1 --forceflush -c {address} -t 600 > /tmp/tcp 2>&1 & echo $! > /run/tcp")
+        self.wait(2)
+
+    def rates(self):
+        """Mbit/s in each second so far."""
+        text = self.sender.must("cat /tmp/tcp")
+        if "error" in text:
+            raise rig.Failure(f"{self.what}: {rig.last_line(text)}")
+        return [float(rate) for rate in re.findall(r" ([0-9.]+) Mbits/sec", text)]
+
+    def wait(self, least):
+        """Waits for `least` seconds more, the last two of them with traffic."""
+        begun = len(self.rates())
+
+        def continues():
+            after = self.rates()[begun:]
+            return len(after) >= least and min(after[-2:]) > 0
+
+        rig.wait_for(f"{self.what}: TCP", continues, SECOND_MAX_S * self.GAP_MAX_S, 0.5)
+
+    def stop(self):
+        """Ends it; returns its Mbit/s in each second, in words."""
+        rates = self.rates()
+        self.sender.must("p=$(cat /run/tcp); kill -INT $p; while kill -0 $p; do sleep 0.1; done")
+        return "Mbit/s each second: " + " ".join(f"{rate:.0f}" for rate in rates)
