@@ -62,6 +62,15 @@ const STEPS: [Step; 12] = [
         Kind::Quiet,
     )
     .beside(),
+    step(
+        "loom",
+        20,
+        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
+        "crates/ring/tests/loom.rs",
+        Kind::Tests,
+    )
+    .beside(),
     step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("lab", 30, "xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs).beside(),
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
@@ -89,14 +98,6 @@ const STEPS: [Step; 12] = [
         "cargo test -p pvswitch-ring --features audit --test audit*",
         NO_ENV,
         "crates/ring/tests/audit.rs",
-        Kind::Tests,
-    ),
-    step(
-        "loom",
-        20,
-        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
-        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
-        "crates/ring/tests/loom.rs",
         Kind::Tests,
     ),
     // Two at a time, because most of them mostly wait; after the tests, because the virtual
