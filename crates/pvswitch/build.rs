@@ -1,5 +1,5 @@
 //! Names the commit of a release for `--version`: from git or, in a tree without it, from the
-//! environment variable PVSWITCH_COMMIT.
+//! environment variable PVSWITCH_COMMIT. And how it is built, for its second line.
 
 use std::process::Command;
 
@@ -18,6 +18,30 @@ fn main() {
     };
     println!("cargo::rustc-env=PVSWITCH_COMMIT={}", commit.unwrap_or_default());
     println!("cargo::rustc-env=PVSWITCH_VERSION={version}");
+    println!("cargo::rustc-env=PVSWITCH_BUILD={}", built());
+}
+
+/// Profile, optimization, compiler, target, CPU features and flags, in one line.
+fn built() -> String {
+    let var = |name: &str| std::env::var(name).unwrap_or_default();
+    let compiler = Command::new(var("RUSTC")).arg("--version").output();
+    let compiler = compiler.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_string());
+    let features = std::env::vars().filter_map(|(name, _)| {
+        Some(name.strip_prefix("CARGO_FEATURE_")?.to_lowercase().replace('_', "-"))
+    });
+    let mut features: Vec<String> = features.collect();
+    features.sort();
+    let or_none = |text: String| if text.is_empty() { "none".into() } else { text };
+    format!(
+        "build: profile {}, opt-level {}, {}, {}, CPU features {}, features {}, flags {}",
+        var("PROFILE"),
+        var("OPT_LEVEL"),
+        compiler.unwrap_or_default(),
+        var("TARGET"),
+        or_none(var("CARGO_CFG_TARGET_FEATURE")),
+        or_none(features.join(",")),
+        or_none(var("CARGO_ENCODED_RUSTFLAGS").replace('\u{1f}', " ")),
+    )
 }
 
 /// The commit that is checked out.

@@ -15,6 +15,7 @@ pub mod error;
 pub mod isolate;
 pub mod machine;
 pub mod plan;
+pub mod provenance;
 pub mod report;
 pub mod run;
 pub mod stage;

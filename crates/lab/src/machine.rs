@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::provenance::Built;
+
 /// A machine and its settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
@@ -26,6 +28,15 @@ pub struct Machine {
     /// Huge pages that were free when it began: DPDK's programs run on them where there are enough.
     #[serde(default)]
     pub huge_pages_free: u64,
+    /// Huge pages of the default size, free or not; 0 in results of older versions.
+    #[serde(default)]
+    pub huge_pages_total: u64,
+    /// Default size of huge pages, in KiB; 0: unknown.
+    #[serde(default)]
+    pub huge_page_kib: u64,
+    /// When the kernel uses huge pages by itself: `always`, `madvise` or `never`.
+    #[serde(default)]
+    pub transparent_huge_pages: String,
     /// CPUs of the switch's workers.
     pub switch_cpus: Vec<usize>,
     /// CPUs of the guests.
@@ -41,9 +52,17 @@ pub struct Machine {
     /// Features that guests negotiated: by kind of port, each distinct list.
     #[serde(default)]
     pub features: Features,
+    /// The program measured, as built; empty in results of older versions.
+    #[serde(default)]
+    pub built: Built,
+    /// Command lines of other switches measured, by name.
+    #[serde(default, skip_serializing_if = "Rivals::is_empty")]
+    pub rivals: Rivals,
     /// The command line that these results are of.
     pub command: String,
 }
+
+const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 
 fn line(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_string()
@@ -51,6 +70,8 @@ fn line(path: &str) -> String {
 
 /// Features that guests negotiated so far: by kind of port, each list that was seen.
 pub type Features = BTreeMap<String, BTreeSet<String>>;
+/// Command lines of other switches: by name, each that was run.
+pub type Rivals = BTreeMap<String, BTreeSet<String>>;
 
 impl Machine {
     /// Describes this machine, with the versions of `tools`.
@@ -61,7 +82,7 @@ impl Machine {
             let found = fields.into_iter().find(|(name, _)| names.contains(&name.trim()));
             found.map_or(String::new(), |(_, value)| value.trim().to_string())
         };
-        let vulnerabilities = fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
+        let vulnerabilities = fs::read_dir(VULNERABILITIES);
         let mitigations = vulnerabilities.into_iter().flatten().flatten().map(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
             (name, line(&entry.path().to_string_lossy()))
@@ -89,12 +110,17 @@ impl Machine {
             governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             hypervisor: if hypervised && hypervisor.is_empty() { "yes".into() } else { hypervisor },
             huge_pages_free: huge_pages_free(),
+            huge_pages_total: meminfo("HugePages_Total:"),
+            huge_page_kib: meminfo("Hugepagesize:"),
+            transparent_huge_pages: selected(&line("/sys/kernel/mm/transparent_hugepage/enabled")),
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
             proto: String::new(),
             guest: String::new(),
             versions,
             features: BTreeMap::new(),
+            built: Built::default(),
+            rivals: BTreeMap::new(),
             command: String::new(),
         }
     }
@@ -112,6 +138,16 @@ impl Machine {
         ];
         let (what, was, is) = pairs.into_iter().find(|(_, a, b)| a != b)?;
         Some(format!("{what} then '{was}', now '{is}'"))
+    }
+
+    /// Whether the same program was measured; results of older versions do not say.
+    pub fn differs_in_program(&self, other: &Self) -> Option<String> {
+        let digest = |machine: &Self| machine.built.digest().map(String::from);
+        let (was, is) = digest(self).zip(digest(other)).filter(|(was, is)| was != is)?;
+        let named = |machine: &Self, digest: String| {
+            format!("{} (SHA-256 {}...)", machine.built.commit, &digest[..digest.len().min(12)])
+        };
+        Some(format!("program then {}, now {}", named(self, was), named(other, is)))
     }
 }
 
@@ -139,9 +175,20 @@ fn version(tool: &str) -> Option<String> {
 
 /// Free huge pages of the default size.
 pub fn huge_pages_free() -> u64 {
+    meminfo("HugePages_Free:")
+}
+
+/// A number of `/proc/meminfo`; 0 if it is not there.
+fn meminfo(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    free.and_then(|free| free.trim().parse().ok()).unwrap_or(0)
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    value.and_then(|value| value.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn selected(words: &str) -> String {
+    let word = words.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    word.map_or(String::new(), |(word, _)| word.into())
 }
 
 /// The CPUs that this process may use.
@@ -284,5 +331,38 @@ mod tests {
         let other = Machine { cpu: "y".into(), ..Machine::default() };
         assert_eq!(machine.differs(&other).as_deref(), Some("CPU then 'x', now 'y'"));
         assert!(!allowed_cpus().is_empty());
+        let here = Machine::here(&[], &[0], &[0]);
+        assert!(!here.mitigations.is_empty() || !Path::new(VULNERABILITIES).exists());
+        assert!(here.huge_pages_free <= here.huge_pages_total);
+        assert!(here.huge_page_kib > 0 || here.huge_pages_total == 0);
+        assert_eq!(selected("always [madvise] never"), "madvise");
+        assert_eq!(selected(""), "");
+    }
+
+    #[test]
+    fn another_program_is_no_resumption() {
+        let of = |digest: &str| {
+            let sha256 = [("pvswitch".to_string(), digest.to_string())].into();
+            let built = Built { commit: "abc".into(), sha256, ..Built::default() };
+            Machine { built, ..Machine::default() }
+        };
+        assert_eq!(of("12").differs_in_program(&of("12")), None);
+        let what = of("12").differs_in_program(&of("34")).unwrap();
+        assert_eq!(what, "program then abc (SHA-256 12...), now abc (SHA-256 34...)");
+        // Results of older versions do not say.
+        assert_eq!(Machine::default().differs_in_program(&of("34")), None);
+    }
+
+    #[test]
+    fn a_machine_of_an_older_version_is_read() {
+        let now = serde_json::to_value(Machine::here(&[], &[0], &[1])).unwrap();
+        let mut old = now.clone();
+        let added = ["built", "huge_pages_total", "huge_page_kib", "transparent_huge_pages"];
+        for field in added {
+            old.as_object_mut().unwrap().remove(field).expect(field);
+        }
+        let read: Machine = serde_json::from_value(old).unwrap();
+        assert_eq!((read.built, read.huge_pages_total), (Built::default(), 0));
+        assert_eq!(read.kernel, now["kernel"]);
     }
 }

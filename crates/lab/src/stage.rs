@@ -41,7 +41,7 @@ pub use self::vm::GuestKind;
 
 use self::process::output;
 use crate::error::Fail;
-use crate::machine::Features;
+use crate::machine::{Features, Rivals};
 
 /// Protocol between a guest and the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,7 @@ pub struct Stage {
     next: AtomicU32,
     machines: AtomicU32,
     negotiated: Negotiated,
+    rivals: Mutex<Rivals>,
     real_time: OnceLock<bool>,
 }
 
@@ -155,6 +156,7 @@ impl Stage {
             next: AtomicU32::new(0),
             machines: AtomicU32::new(0),
             negotiated: Negotiated::default(),
+            rivals: Mutex::default(),
             real_time: OnceLock::new(),
         })
     }
@@ -162,6 +164,22 @@ impl Stage {
     /// Returns the features that guests negotiated with this stage's switches.
     pub fn features(&self) -> Features {
         self.negotiated.0.lock().map(|all| all.clone()).unwrap_or_default()
+    }
+
+    /// Returns the command lines of other switches so far, by name.
+    pub fn rivals(&self) -> Rivals {
+        self.rivals.lock().map(|all| all.clone()).unwrap_or_default()
+    }
+
+    /// Records a command line of another switch. Names of this stage's folder and numbers of its
+    /// files are replaced, so that equal commands are equal.
+    pub fn record_rival(&self, name: &str, words: &[&str]) {
+        let folder = self.folder().display().to_string();
+        let words: Vec<_> = words.iter().map(|word| word.replace(&folder, "DIR")).collect();
+        let words = words.iter().map(|word| without_numbers(word)).collect::<Vec<_>>().join(" ");
+        if let Ok(mut all) = self.rivals.lock() {
+            all.entry(name.into()).or_default().insert(words);
+        }
     }
 
     /// Number of virtual machines started so far.
@@ -216,11 +234,39 @@ impl Stage {
     }
 }
 
+/// Replaces the numbers of [`Stage::unique`] in a word: `DIR/v0-17` is `DIR/v0-N`, and `lab-17` is
+/// `lab-N`.
+fn without_numbers(word: &str) -> String {
+    if word.strip_prefix("lab-").is_some_and(|n| n.parse::<u32>().is_ok()) {
+        return "lab-N".into();
+    }
+    let Some((before, name)) = word.split_once("DIR/") else { return word.into() };
+    let (name, rest) = name
+        .split_once('/')
+        .map_or((name, String::new()), |(name, rest)| (name, format!("/{rest}")));
+    let name = name.rsplit_once('-').map_or(name.to_string(), |(name, _)| format!("{name}-N"));
+    format!("{before}DIR/{name}{rest}")
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn equal_commands_of_other_switches_are_one() {
+        let stage = Stage::new(Path::new("/bin/true"), &[0], &[0], Proto::Virtio).unwrap();
+        for _ in 0..2 {
+            let socket = stage.folder().join(stage.unique("v0")).join("db-1.sock");
+            let option = format!("--vdev=net_vhost0,iface={}", socket.display());
+            let prefix = stage.unique("lab");
+            stage.record_rival("testpmd", &["dpdk-testpmd", "-l", "1-2", &prefix, &option]);
+        }
+        let words =
+            "dpdk-testpmd -l 1-2 lab-N --vdev=net_vhost0,iface=DIR/v0-N/db-1.sock".to_string();
+        assert_eq!(stage.rivals(), [("testpmd".to_string(), [words].into())].into());
+    }
 
     #[test]
     fn features_are_kept_by_kind_of_port() {

@@ -25,8 +25,16 @@ fn order(ask: &Ask) -> Order {
 }
 
 fn go(ask: &Ask, stop: &Stop) -> Result<Ended, Error> {
-    let stage = Stage::new(Path::new("/bin/true"), &[0], &[0], Proto::Virtio).unwrap();
+    let stage = Stage::new(&program(), &[0], &[0], Proto::Virtio).unwrap();
     measure(&order(ask), &Arc::new(stage), stop, Path::new("/proc"))
+}
+
+/// A program with the name of the one that is measured.
+fn program() -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pvswitch");
+    // It is there since an earlier test.
+    let _ = std::os::unix::fs::symlink("/bin/true", &path);
+    path
 }
 
 fn read(out: &Path) -> Results {
@@ -192,6 +200,8 @@ fn all_runs_are_made_and_kept() {
     let of_b = results.runs.iter().filter(|run| run.cell.get("side") == "b");
     assert_eq!(of_b.map(|run| run.figures["mbps"]).collect::<Vec<_>>(), [2.0, 2.0]);
     assert_eq!(results.machine.command, "pvswitch lab run fake");
+    let digest = results.machine.built.digest().unwrap();
+    says(&text(&out, "report.html"), &[digest, "transparent huge pages", "commit"]);
     let summary: serde_json::Value = serde_json::from_str(&text(&out, "summary.json")).unwrap();
     assert_eq!(summary["complete"], true);
     assert_eq!(summary["cells"][0]["measures"]["mbps"]["median"], 1.0);
@@ -333,6 +343,9 @@ fn results_of_another_plan_version_or_machine_are_left_alone() {
     says(&shown.unwrap_err(), &["line 4"]);
     let (message, shown) = change("machine.json", "\"cpus\": ", "\"cpus\": 9");
     says(&message, &["another machine", "number of CPUs then '9"]);
+    assert!(shown.is_ok());
+    let (message, shown) = change("machine.json", "\"pvswitch\": \"", "\"pvswitch\": \"0");
+    says(&message, &["another program", "SHA-256", "Nothing was changed"]);
     assert!(shown.is_ok());
     assert_eq!(go(&ask, &Stop::default()).unwrap().done, 6);
 }

@@ -20,6 +20,7 @@ use crate::store_tap::StoreTapArgs;
 /// Network back-end and virtual switch for virtual machines.
 #[derive(Parser)]
 #[command(name = "pvswitch", version = env!("PVSWITCH_VERSION"), about)]
+#[command(long_version = concat!(env!("PVSWITCH_VERSION"), "\n", env!("PVSWITCH_BUILD")))]
 #[command(max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// What to do.

@@ -225,6 +225,14 @@ fn row_9_the_version_names_the_build() {
     let version = concat!("pvswitch ", env!("CARGO_PKG_VERSION"), " (");
     assert!(text.starts_with(version), "{text}");
     assert!(text.contains("(commit ") || text.contains("(debug build)"), "{text}");
+    let build = text.lines().nth(1).expect(&text);
+    assert!(build.starts_with("build: profile "), "{text}");
+    for part in [", opt-level ", ", rustc 1.", "-linux-", ", CPU features ", ", flags "] {
+        assert!(build.contains(part), "{text}");
+    }
+    // The short form is one line.
+    let short = stdout(&pvswitch().arg("-V").output().unwrap());
+    assert_eq!(short.lines().collect::<Vec<_>>(), [text.lines().next().unwrap()]);
 }
 
 /// Every TOML example of the documents is a valid file, with ports or an include directory.

@@ -98,6 +98,10 @@ fn folders(names: &[String], all: &[Results]) -> Table {
     let rows = names.iter().zip(all).map(|(name, results)| {
         let machine = &results.machine;
         let version = machine.versions.get("pvswitch").cloned().unwrap_or_default();
+        let version = match machine.built.commit.as_str() {
+            "" => version,
+            commit => format!("{version} ({commit})"),
+        };
         // The build's date says nothing here.
         let kernel = machine.kernel.split(' ').next().unwrap_or_default().to_string();
         vec![

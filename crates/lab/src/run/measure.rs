@@ -17,6 +17,7 @@ use crate::error::Fail;
 use crate::isolate::Stop;
 use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
+use crate::provenance::Built;
 use crate::report::Verdict;
 use crate::stage::{GuestKind, Stage};
 use crate::store::{Done, Folder, Results, summary, write_summary};
@@ -54,10 +55,12 @@ pub fn measure(
     proc: &Path,
 ) -> Result<Ended, Error> {
     let (study, plan) = (order.study, &order.plan);
+    let programs = [stage.program.as_path(), stage.agent.as_path()];
     let machine = Machine {
         command: order.command.clone(),
         proto: format!("{:?}", order.proto).to_lowercase(),
         guest: order.guest.to_string(),
+        built: Built::of(&order.program, &programs),
         ..Machine::here(study.facts().tools, &order.switch_cpus, &order.guest_cpus)
     };
     let say = &mut |line: String| eprintln!("{line}");
@@ -101,7 +104,7 @@ pub fn measure(
         }
     }
     progress.finish();
-    folder.add_features(stage.features())?;
+    folder.add_seen(stage.features(), stage.rivals())?;
     let ended = session.close(order, stop, count);
     // Holds the lock until everything is written.
     drop(folder);

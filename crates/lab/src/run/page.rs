@@ -126,24 +126,41 @@ fn repeat(only: &str, results: &Results, study: &dyn Study) -> String {
 
 fn machine(machine: &Machine) -> Vec<(String, String)> {
     let mut rows = vec![
-        ("CPU".to_string(), machine.cpu.clone()),
+        ("commit".to_string(), machine.built.commit.clone()),
+        ("build".into(), machine.built.how.clone()),
+        ("CPU".into(), machine.cpu.clone()),
         ("CPUs".into(), machine.cpus.to_string()),
         ("switch on CPU".into(), list(&machine.switch_cpus)),
         ("guests on CPU".into(), list(&machine.guest_cpus)),
         ("kernel".into(), machine.kernel.clone()),
         ("hypervisor".into(), machine.hypervisor.clone()),
         ("governor".into(), machine.governor.clone()),
-        ("huge pages free".into(), machine.huge_pages_free.to_string()),
+        ("huge pages".into(), huge_pages(machine)),
+        ("transparent huge pages".into(), machine.transparent_huge_pages.clone()),
     ];
+    let digests = machine.built.sha256.iter();
+    rows.extend(digests.map(|(name, digest)| (format!("SHA-256 of {name}"), digest.clone())));
     let versions = machine.versions.iter();
     rows.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));
     for (kind, lists) in &machine.features {
         rows.extend(lists.iter().map(|list| (format!("{kind} negotiated"), list.clone())));
     }
+    for (name, commands) in &machine.rivals {
+        rows.extend(commands.iter().map(|command| (format!("{name} was run as"), command.clone())));
+    }
     let against = machine.mitigations.iter().filter(|(_, state)| *state != "Not affected");
     rows.extend(against.map(|(what, state)| (format!("against {what}"), state.clone())));
     rows.retain(|(_, value)| !value.is_empty());
     rows
+}
+
+/// Huge pages of the default size; results of older versions say only how many were free.
+fn huge_pages(machine: &Machine) -> String {
+    let free = machine.huge_pages_free;
+    match (machine.huge_page_kib, machine.huge_pages_total) {
+        (0, _) => format!("{free} free"),
+        (kib, total) => format!("{free} free of {total}, {kib} KiB each"),
+    }
 }
 
 fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {

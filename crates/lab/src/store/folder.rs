@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use super::csv;
 use super::{Done, Results, Void};
 use crate::error::Error;
-use crate::machine::Features;
-use crate::machine::Machine;
+use crate::machine::{Features, Machine, Rivals};
 use crate::plan::{Cell, Plan, Turn};
 use crate::study::Study;
 
@@ -271,9 +270,13 @@ impl Folder {
         written.map_err(|error| failed(&self.path.join(RUNS), error))
     }
 
-    /// Adds features that guests negotiated to `machine.json`.
-    pub fn add_features(&self, features: Features) -> Result<(), Error> {
+    /// Adds features that guests negotiated, and command lines of other switches, to
+    /// `machine.json`.
+    pub fn add_seen(&self, features: Features, rivals: Rivals) -> Result<(), Error> {
         let mut machine = read_machine(&self.path)?;
+        for (name, commands) in rivals {
+            machine.rivals.entry(name).or_default().extend(commands);
+        }
         for (kind, lists) in features {
             machine.features.entry(kind).or_default().extend(lists);
         }
@@ -300,14 +303,19 @@ fn repair(path: &Path, whole: u64) -> Result<PathBuf, Error> {
 /// Writes `machine.json` before the first run; compares it with `machine` afterwards.
 fn check_machine(path: &Path, machine: &Machine, has_runs: bool) -> Result<(), Error> {
     let file = path.join(MACHINE);
-    if let (true, Ok(existing)) = (has_runs, read_machine(path))
-        && let Some(difference) = existing.differs(machine)
-    {
-        let what = format!(
-            "holds results of another machine, or other settings of it: {difference}. \
-             Nothing was changed; use another --out"
-        );
-        return Err(failed(path, what));
+    if let (true, Ok(existing)) = (has_runs, read_machine(path)) {
+        let refused = |of: &str, difference: String| {
+            let what = format!(
+                "holds results of {of}: {difference}. Nothing was changed; use another --out"
+            );
+            Err(failed(path, what))
+        };
+        if let Some(difference) = existing.differs(machine) {
+            return refused("another machine, or other settings of it", difference);
+        }
+        if let Some(difference) = existing.differs_in_program(machine) {
+            return refused("another program", difference);
+        }
     }
     if has_runs && file.exists() {
         return Ok(());

@@ -1,6 +1,7 @@
 //! Back-ends that connect two guests: ours and other switches.
 
 use std::path::Path;
+use std::process::Command;
 
 use crate::error::Fail;
 use crate::machine::huge_pages_free;
@@ -86,6 +87,7 @@ impl Nets {
         // No netfilter rules on the bridge, whatever the host's setting.
         bridge.set_sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
         bridge.ip("link add br0 type bridge\nlink set br0 up")?;
+        stage.record_rival("bridge", &["ip link add br0 type bridge; veth as its ports"]);
         for (i, (guest, address)) in guests.iter().zip(&addresses).enumerate() {
             let pid = guest.pid();
             bridge.ip(&format!(
@@ -102,7 +104,7 @@ impl Nets {
         let control = stage.folder().join(stage.unique("vde")).display().to_string();
         let args = ["-s", &control].map(String::from);
         let place = Place { netns: None, cpus: &stage.switch_cpus };
-        let mut switch = stage.start("vde_switch", "vde_switch", &args, &place)?;
+        let mut switch = start_rival(stage, ["vde", "vde_switch"], &args, &place)?;
         wait_for("vde_switch's socket", START_MAX_S, || {
             switch.check()?;
             Ok(Path::new(&control).join("ctl").exists())
@@ -113,7 +115,7 @@ impl Nets {
         for (guest, address) in guests.iter().zip(&addresses) {
             let args = ["-s", &control, "tap0"].map(String::from);
             let place = guest.on(&stage.guest_cpus);
-            let mut plug = stage.start("vde_plug", "vde_plug2tap", &args, &place)?;
+            let mut plug = start_rival(stage, ["vde", "vde_plug2tap"], &args, &place)?;
             wait_for("the interface of vde_plug2tap", START_MAX_S, || {
                 plug.check()?;
                 Ok(guest.has_device("tap0"))
@@ -168,7 +170,7 @@ impl Sockets {
         let ports = Self::ports(stage);
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let mut words = format!(
-            "-l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
+            "-v -l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
              --file-prefix {} {}",
             stage.unique("lab"),
             memory()
@@ -178,11 +180,17 @@ impl Sockets {
         }
         words += " -- --forward-mode=io --auto-start --nb-cores=1 --total-num-mbufs=16384";
         let args: Vec<String> = words.split_whitespace().map(String::from).collect();
-        let mut process = stage.start("testpmd", "dpdk-testpmd", &args, &Place::default())?;
+        let mut process =
+            start_rival(stage, ["testpmd", "dpdk-testpmd"], &args, &Place::default())?;
         wait_for("testpmd's sockets", START_MAX_S, || {
             process.check()?;
             Ok(ports.iter().all(|(path, _)| Path::new(path).exists()))
         })?;
+        // Because of `-v`; it has no option that prints only that.
+        let said = process.logged() + &process.printed();
+        if let Some((_, version)) = said.lines().find_map(|line| line.split_once("RTE Version: ")) {
+            stage.record_rival("testpmd", &["version", version.trim()]);
+        }
         let backend = process.id();
         let ports = ports.into_iter().map(|(_, port)| port).collect();
         Ok(Self { ports, backend, _parts: vec![Part::Process { _it: process }] })
@@ -196,11 +204,18 @@ impl Sockets {
         std::fs::create_dir(&folder).map_err(|error| Fail::Over(format!("{dir}: {error}")))?;
         let environment =
             ["RUNDIR", "LOGDIR", "DBDIR"].map(|name| format!("OVS_{name}={dir}")).to_vec();
+        let rival = if sleep_us == 0 { "ovs-dpdk" } else { "ovs-dpdk-sleep" };
         let run = |name: &str, words: &[&str]| {
+            stage.record_rival(rival, words);
             let words = words.iter().map(ToString::to_string);
             let args: Vec<String> = environment.iter().cloned().chain(words).collect();
             stage.start(name, "env", &args, &Place::default())
         };
+        // Two lines: its own version, and that of DPDK.
+        if let Ok(version) = Command::new(OVS_DPDK).arg("--version").output() {
+            let version = String::from_utf8_lossy(&version.stdout).trim().replace('\n', ", ");
+            stage.record_rival(rival, &["version", &version]);
+        }
         let (database, remote) = (format!("{dir}/conf.db"), format!("unix:{dir}/db.sock"));
         run("ovsdb-tool", &["ovsdb-tool", "create", &database, OVS_SCHEMA])?.finish(20.0)?;
         let (listen, control) = (format!("--remote=p{remote}"), format!("--unixctl={dir}/db.ctl"));
@@ -241,6 +256,20 @@ impl Sockets {
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
         Ok(Self { ports, backend, _parts: parts })
     }
+}
+
+/// Starts a program of another switch and records its command line; `name` is that of the switch,
+/// then that of the program.
+fn start_rival(
+    stage: &Stage,
+    [name, program]: [&str; 2],
+    args: &[String],
+    place: &Place,
+) -> Result<Process, Fail> {
+    let words: Vec<&str> =
+        std::iter::once(program).chain(args.iter().map(String::as_str)).collect();
+    stage.record_rival(name, &words);
+    stage.start(program, program, args, place)
 }
 
 /// Settings of Open vSwitch's database; `sleep_us` is its `pmd-maxsleep`.
