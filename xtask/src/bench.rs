@@ -5,7 +5,8 @@
 //! far equals differ. Each run has its own copy of the program: where a file lies in the page cache
 //! is worth several per cent. Then empty polls of a worker that spins on two queues, as the daemon
 //! itself counts them, and with valgrind the instructions of each frame in `Ingress::burst`.
-//! `--counts` counts only these: they do not depend on how busy the machine is.
+//! `--counts` counts only these, as `cargo xtask counts` does: they do not depend on how busy the
+//! machine is.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::command::succeed;
+use crate::counts;
 
 const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] \
     [WORDS...]\n\
@@ -22,8 +24,6 @@ const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --cou
     --counts: instructions of each frame only, as a Markdown table.";
 /// Turns of each case in a run.
 const TURNS: &str = "5";
-/// Frames of each case in a turn.
-const FRAMES: f64 = 100_000.0;
 /// For how long polls are counted.
 const POLLED: Duration = Duration::from_secs(2);
 
@@ -122,21 +122,29 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
 
 fn build(folder: &Path) -> Result<Build, String> {
     println!("building {}", folder.display());
+    let daemon = built(folder, &["build", "--release", "--bin", "pvswitch"], "pvswitch")?;
+    Ok(Build { daemon, bench: build_bench(folder)? })
+}
+
+/// Builds the benchmark of a tree.
+pub fn build_bench(folder: &Path) -> Result<PathBuf, String> {
+    let here = folder.join("crates/guest/benches").exists();
+    // Commits before it was moved.
+    let package = if here { "pvswitch-guest" } else { "pvswitch" };
+    built(folder, &["bench", "--no-run", "-p", package, "--bench", "forward"], "forward")
+}
+
+/// Builds a program in a tree.
+fn built(folder: &Path, words: &[&str], target: &str) -> Result<PathBuf, String> {
+    let mut cargo = Command::new(crate::tidy::cargo());
     let json = ["--message-format", "json-render-diagnostics"];
-    let built = |words: &[&str], target: &str| {
-        let mut cargo = Command::new(crate::tidy::cargo());
-        let cargo = cargo.current_dir(folder).args(words).args(json);
-        // Of its own: this program runs under cargo.
-        let messages = succeed(cargo.env_remove("CARGO_TARGET_DIR"))?;
-        let messages = messages.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-        let of_target = messages.filter(|message| message["target"]["name"] == target);
-        let mut programs = of_target.filter_map(|m| m["executable"].as_str().map(PathBuf::from));
-        programs.next().ok_or_else(|| format!("{}: {words:?} built no {target}", folder.display()))
-    };
-    Ok(Build {
-        daemon: built(&["build", "--release", "--bin", "pvswitch"], "pvswitch")?,
-        bench: built(&["bench", "--no-run", "-p", "pvswitch", "--bench", "forward"], "forward")?,
-    })
+    let cargo = cargo.current_dir(folder).args(words).args(json);
+    // Of its own: this program runs under cargo.
+    let messages = succeed(cargo.env_remove("CARGO_TARGET_DIR"))?;
+    let messages = messages.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+    let of_target = messages.filter(|message| message["target"]["name"] == target);
+    let mut programs = of_target.filter_map(|m| m["executable"].as_str().map(PathBuf::from));
+    programs.next().ok_or_else(|| format!("{}: {words:?} built no {target}", folder.display()))
 }
 
 /// A program's copy, in a fresh file.
@@ -165,7 +173,7 @@ fn forward(bench: &Path, options: &Options, turns: &str) -> Result<Vec<(String, 
 }
 
 /// Reads `NAME  12.3 ns a frame (...`.
-fn case(line: &str) -> Option<(String, f64)> {
+pub fn case(line: &str) -> Option<(String, f64)> {
     let (before, _) = line.split_once(" ns a")?;
     let (name, ns) = before.rsplit_once(' ')?;
     Some((name.trim().into(), ns.parse().ok()?))
@@ -252,17 +260,17 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(f64::midpoint(*low, *high))
 }
 
-/// Instructions for each frame in `Ingress::burst`, or for each poll in the worker's loop.
+/// Prints the instructions of each case, see [`counts`].
 fn instructions<'a>(
     builds: &[Build; 2],
     cases: impl Iterator<Item = &'a String>,
     options: &Options,
 ) -> Result<(), String> {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        let what = "instructions: not counted, as there is no valgrind (package valgrind)";
+    if let Err(why) = counts::can_count() {
+        let what = format!("instructions: not counted: {why}");
         // Where they are all that is asked for, it fails.
         return if options.counts {
-            Err(what.into())
+            Err(what)
         } else {
             println!("\n{what}");
             Ok(())
@@ -271,25 +279,11 @@ fn instructions<'a>(
     println!("\n| {:40} | {:>9} | {:>9} | {:>6} |", "instructions", "before", "now", "change");
     println!("|---|---|---|---|");
     for name in cases.filter(|name| options.words.iter().all(|word| name.contains(word))) {
-        let (before, now) = (counted(&builds[0], name)?, counted(&builds[1], name)?);
+        let (before, now) =
+            (counts::count(&builds[0].bench, name)?, counts::count(&builds[1].bench, name)?);
         println!("{}", row_of_counts(name, before, now));
     }
     Ok(())
-}
-
-/// Instructions of one case for each frame; `None`: this build does not have the case.
-fn counted(build: &Build, name: &str) -> Result<Option<f64>, String> {
-    let within = if name.starts_with("worker") { "*Worker*run_*" } else { "*Ingress>::burst*" };
-    let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    valgrind.arg(format!("--toggle-collect={within}")).arg(&build.bench).arg(name);
-    let ran = valgrind.env("TURNS", "1").stdin(Stdio::null()).output();
-    let ran = ran.map_err(|error| format!("valgrind: {error}"))?;
-    let has_case = String::from_utf8_lossy(&ran.stdout).lines().any(|line| case(line).is_some());
-    let text = String::from_utf8_lossy(&ran.stderr).into_owned();
-    let refs = text.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
-    let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
-    Ok(refs.filter(|_| has_case).map(|n| n / FRAMES))
 }
 
 /// A row of a Markdown table.

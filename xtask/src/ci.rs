@@ -42,7 +42,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     // Without -p: with the features of all packages, as `cargo run` and `cargo build` do.
     step(
         "build",
@@ -62,6 +62,7 @@ const STEPS: [Step; 12] = [
         Kind::Quiet,
     )
     .beside(),
+    step("counts", 15, "xtask counts", NO_ENV, crate::counts::BASELINE, Kind::Rigs).beside(),
     step(
         "loom",
         20,

@@ -1,11 +1,12 @@
-//! Project tasks: `cargo xtask bench`, `ci`, `lab`, `test`, `settings`, `static`, `book`, `house`
-//! and `tidy`.
+//! Project tasks: `cargo xtask bench`, `ci`, `counts`, `lab`, `test`, `settings`, `static`, `book`,
+//! `house` and `tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod book;
 mod ci;
 mod command;
+mod counts;
 mod cycles;
 mod house;
 mod lab;
@@ -22,6 +23,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree beside a commit's
        cargo xtask ci [STEP...]    runs all steps of CI, or those named
+       cargo xtask counts [--write | --baseline FILE]
+                                   compares instructions of each frame with the baseline
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let root = root();
     let passed = match words[..] {
         ["ci", ..] => ci::run(&root, &arguments[1..]),
+        ["counts", ..] => counts::run(&root, &arguments[1..]),
         ["lab", ..] => lab::run(&root, &arguments[1..]),
         ["bench", ..] => bench::run(&root, &arguments[1..]).map(|()| true),
         ["house", ..] => house::run(&root, &arguments[1..]).map(|()| true),

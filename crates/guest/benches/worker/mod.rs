@@ -17,12 +17,24 @@ use super::guests::{Guests, Lane};
 
 type Queue = Arc<Mutex<dyn Ingress>>;
 
+/// What a worker reads as its clock.
+#[derive(Clone, Copy)]
+pub enum Clock {
+    /// The program's: [`std::time::Instant`] since its start.
+    Real,
+    /// As much later at each reading as a poll takes: what it does is then always the same.
+    Steps,
+}
+
+/// Time of a poll, in ns.
+const STEP_NS: u64 = 50;
+
 /// A worker that spins on one queue of each of its ports.
 pub struct Worker {
     scheduler: Scheduler<Queue>,
     forwarder: Forwarder,
     scratch: Burst<'static>,
-    /// The clock is the program's: [`std::time::Instant`] since its start.
+    clock: Clock,
     epoch: std::time::Instant,
     time: Instant,
     /// Number of bursts, and of their frames.
@@ -33,7 +45,7 @@ pub struct Worker {
 
 impl Worker {
     /// The guest of the first port of each pair sends to the second.
-    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>) -> Self {
+    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, clock: Clock) -> Self {
         let mut scheduler = Scheduler::new(0, Costs::TYPICAL);
         let (mut table, mut guests) = (Vec::new(), Vec::new());
         for (a, b) in pairs {
@@ -54,11 +66,14 @@ impl Worker {
         fdb.learn(MACS[1], 0, PortId(1), 0);
         let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
         let (scratch, epoch, time) = (Burst::default(), std::time::Instant::now(), Instant::START);
-        Self { scheduler, forwarder, scratch, epoch, time, bursts: 0, frames: 0, guests }
+        Self { scheduler, forwarder, scratch, clock, epoch, time, bursts: 0, frames: 0, guests }
     }
 
     fn now(&self) -> Instant {
-        Instant::START + Ns::from(self.epoch.elapsed())
+        match self.clock {
+            Clock::Real => Instant::START + Ns::from(self.epoch.elapsed()),
+            Clock::Steps => self.time + Ns::from(std::time::Duration::from_nanos(STEP_NS)),
+        }
     }
 
     /// Serves `count` bursts, empty or not.

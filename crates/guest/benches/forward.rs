@@ -1,12 +1,16 @@
 //! Nanoseconds per frame through the switch, in one thread: front half, ingress, forwarder, egress,
-//! front half. `cargo bench -p pvswitch --bench forward [-- WORDS]` runs the cases whose names
-//! contain all WORDS.
+//! front half. `cargo bench -p pvswitch-guest --bench forward [-- WORDS]` runs the cases whose
+//! names contain all WORDS.
 //!
 //! One core also does the guests' work, and no cache line moves to another core: this measures
 //! instructions, not distances. `rigs/dpdk` measures a deployment. Cases run alternately, so that
 //! disturbances affect all alike; output: median, and quartiles in brackets.
+//!
+//! With `COUNTS=N` in the environment each case has N frames, once, and workers have a clock that
+//! does not depend on how long anything takes: `cargo xtask counts` counts their instructions.
 
 mod guests;
+mod rings;
 mod worker;
 
 use std::sync::Arc;
@@ -19,10 +23,13 @@ use switch::frame::{BURST_MAX, Burst};
 use switch::tenant::{Rules, Security, Tenants, Vlan};
 
 use guests::{FRAMES, Lane};
-use worker::Worker;
+use rings::Rings;
+use worker::{Clock, Worker};
 
 /// Frames, or polls, per case and turn: whole bursts.
 const TURN: u64 = 100_000;
+/// Turns by default.
+const TURNS: usize = 30;
 const NOW: switch::time::Instant = switch::time::Instant::from_ns(1);
 const VLAN: u16 = 5;
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -78,9 +85,9 @@ impl Case {
         self
     }
 
-    fn turn(&mut self) {
+    fn turn(&mut self, turn: u64) {
         let (mut spent, mut frames) = (0_u128, 0);
-        while frames < TURN {
+        while frames < turn {
             let sent = self.lanes.len() * FRAMES;
             self.lanes.iter_mut().for_each(|lane| lane.guests.send());
             let start = Instant::now();
@@ -108,16 +115,16 @@ struct Loop {
 }
 
 impl Loop {
-    fn turn(&mut self) {
+    fn turn(&mut self, turn: u64) {
         let spent = match self.unit {
             "a poll" => {
                 let start = Instant::now();
-                self.worker.run_bursts(TURN);
+                self.worker.run_bursts(turn);
                 start.elapsed()
             }
             _ => {
                 let mut spent = Duration::ZERO;
-                for _ in 0..TURN / FRAMES as u64 {
+                for _ in 0..turn / FRAMES as u64 {
                     self.worker.guests[0].send();
                     let start = Instant::now();
                     self.worker.run_frames(FRAMES as u64);
@@ -127,11 +134,28 @@ impl Loop {
                 spent
             }
         };
-        self.results.push(spent.as_nanos() as f64 / TURN as f64);
+        self.results.push(spent.as_nanos() as f64 / turn as f64);
     }
 }
 
-fn loops(words: &[String]) -> Vec<Loop> {
+/// A vif's two rings without ports, of which valgrind can count instructions: it lacks a system
+/// call of the ports' host.
+struct XenRings {
+    rings: Rings,
+    results: Vec<f64>,
+}
+
+impl XenRings {
+    const NAME: &str = "xen rings";
+
+    fn turn(&mut self, turn: u64) {
+        let start = Instant::now();
+        self.rings.run_frames(turn, 60);
+        self.results.push(start.elapsed().as_nanos() as f64 / turn as f64);
+    }
+}
+
+fn loops(words: &[String], clock: Clock) -> Vec<Loop> {
     let split = Features { event_idx: true, indirect: true, ..Features::default() };
     let lane = || guests::virtio(split, false, 0, 1024, 60);
     let mut loops = Vec::new();
@@ -140,7 +164,8 @@ fn loops(words: &[String]) -> Vec<Loop> {
             let kind = if unit == "a poll" { "idle" } else { "busy" };
             let name = format!("worker {kind} {mode_name} {} queues", pairs * 2);
             if words.iter().all(|word| name.contains(word)) {
-                let worker = Worker::new(mode, (0..pairs).map(|_| (lane(), lane())).collect());
+                let pairs = (0..pairs).map(|_| (lane(), lane())).collect();
+                let worker = Worker::new(mode, pairs, clock);
                 loops.push(Loop { name, unit, worker, results: Vec::new() });
             }
         }
@@ -157,7 +182,12 @@ fn print(name: &str, unit: &str, results: &mut [f64]) {
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let turns = std::env::var("TURNS").map_or(30, |n| n.parse().expect("TURNS is a number"));
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    let counts = number("COUNTS");
+    let (turns, turn, clock) = match counts {
+        Some(frames) => (1, frames, Clock::Steps),
+        None => (number("TURNS").map_or(TURNS, |n| n as usize), TURN, Clock::Real),
+    };
     let split = Features { event_idx: true, indirect: true, ..Features::default() };
     let packed = Features { packed: true, ..split };
     let in_order = Features { in_order: true, ..split };
@@ -206,11 +236,23 @@ fn main() {
         }
     }
     cases.extend(ruled);
-    let mut loops = loops(&words);
+    let mut loops = loops(&words, clock);
+    let xen = words.iter().all(|word| XenRings::NAME.contains(word));
+    let new = || XenRings { rings: Rings::new(&guests::agreed(1, false)), results: Vec::new() };
+    let mut xen = xen.then(new);
     for _ in 0..turns {
-        cases.iter_mut().for_each(Case::turn);
-        loops.iter_mut().for_each(Loop::turn);
+        cases.iter_mut().for_each(|case| case.turn(turn));
+        loops.iter_mut().for_each(|case| case.turn(turn));
+        xen.iter_mut().for_each(|case| case.turn(turn));
+    }
+    if counts.is_some() {
+        let cases = cases.iter().map(|case| case.name.as_str());
+        let loops = loops.iter().map(|case| case.name.as_str());
+        let names = cases.chain(loops).chain(xen.iter().map(|_| XenRings::NAME));
+        names.for_each(|name| println!("{name}  {turn} counted"));
+        return;
     }
     cases.iter_mut().for_each(|case| print(&case.name, "a frame", &mut case.results));
     loops.iter_mut().for_each(|case| print(&case.name, case.unit, &mut case.results));
+    xen.iter_mut().for_each(|case| print(XenRings::NAME, "a frame", &mut case.results));
 }

@@ -242,10 +242,9 @@ fn keep(domain: &Domain, orders: &Arc<Orders>, pairs: &[Pair], grants: &[(usize,
     }
 }
 
-/// All queues of two vifs. Grants are copied by memcpy or, with `statics`, stay mapped.
-pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
-    let [a, b] = [domain(), domain()];
-    let agreed = Agreed {
+/// What the ends of a vif agree on.
+pub fn agreed(queues: u16, statics: bool) -> Agreed {
+    Agreed {
         queues,
         split: true,
         ctrl: statics,
@@ -257,7 +256,13 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
         csum4: true,
         csum6: true,
         trusted: true,
-    };
+    }
+}
+
+/// All queues of two vifs. Grants are copied by memcpy or, with `statics`, stay mapped.
+pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
+    let [a, b] = [domain(), domain()];
+    let agreed = agreed(queues, statics);
     let peer = Peer { sg: true, gso4: true, gso6: true, csum4: true, csum6: true, rx_notify: true };
     let orders = [0; 2].map(|_| Arc::new(Orders::new(queues.into())));
     let vifs = [0; 2].map(|_| Arc::new(Vif::new()));
