@@ -9,6 +9,7 @@
 mod frame;
 mod idle;
 mod pace;
+mod pass;
 mod replay;
 
 use std::fmt;
@@ -37,6 +38,7 @@ use switch::time::{Instant, Ns};
 pub use self::frame::{Aside, Size, parse_also};
 pub use self::idle::{Idle, raise_limit, run as run_idle, targets};
 pub use self::pace::{Burst, OnOff, parse_rate};
+pub use self::pass::{Pass, run as run_pass};
 
 /// Longest wait at the end until the switch has taken the last frames.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
@@ -183,7 +185,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     }
     let mut generator = Generator::new(guest, options)?;
     if matches!(options.mode, Mode::Sink | Mode::Echo) {
-        generator.announce();
+        announce(&mut generator.guest.pairs[0].tx, options.mac);
     }
     if options.replay {
         generator.prepare_replay()?;
@@ -408,18 +410,6 @@ impl Generator {
         }
     }
 
-    /// Announces our address, as a guest's kernel does when its interface comes up: frames for an
-    /// unknown address are flooded to every port, and dropped where there is no room at once.
-    fn announce(&mut self) {
-        let tx = &mut self.guest.pairs[0].tx;
-        let i = tx.free().next().expect("nothing was sent yet");
-        let frame = switch::flow::rarp(self.mac);
-        tx.plain(i).write(&frame);
-        let sent = tx.send(i, (HDR_LEN + frame.len()) as u32);
-        tx.publish(usize::from(sent), now());
-        tx.kick_now();
-    }
-
     fn send_due(&mut self, now: Instant) -> Result<Round, Malformed> {
         let due = usize::try_from(self.pace.due(now)).unwrap_or(BATCH).min(BATCH);
         self.send(due, now)
@@ -623,6 +613,17 @@ impl Generator {
             println!("{}\ndriver: {report}", Summary(&value));
         }
     }
+}
+
+/// Announces an address, as a guest's kernel does when its interface comes up: frames for an
+/// unknown address are flooded to every port, and dropped where there is no room at once.
+fn announce(tx: &mut Tx, mac: [u8; 6]) {
+    let i = tx.free().next().expect("nothing was sent yet");
+    let frame = switch::flow::rarp(mac);
+    tx.plain(i).write(&frame);
+    let sent = tx.send(i, (HDR_LEN + frame.len()) as u32);
+    tx.publish(usize::from(sent), now());
+    tx.kick_now();
 }
 
 /// The first bytes of a frame with its header, and whether it has our mark.

@@ -47,7 +47,8 @@ pub fn between(here: usize, there: usize) -> Option<f64> {
     })
 }
 
-fn pin(cpu: usize) -> bool {
+/// Binds this thread to a CPU; returns whether that is permitted.
+pub fn pin(cpu: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).is_ok()

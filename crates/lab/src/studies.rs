@@ -8,6 +8,7 @@ mod grid;
 mod hostile;
 mod idle;
 mod latency;
+mod limit;
 mod neighbours;
 mod pair;
 mod peers;
@@ -32,6 +33,7 @@ pub const ALL: &[&dyn Study] = &[
     &peers::Peers,
     &hostile::Hostile,
     &receivers::Receivers,
+    &limit::Limit,
 ];
 
 #[cfg(test)]

@@ -567,9 +567,11 @@ pub struct GenArgs {
     #[command(flatten)]
     pub connect: ConnectArgs,
     /// What to do with frames: send: send them; sink: count received frames; echo: send received
-    /// frames back with addresses swapped; rr: send one, wait for its echo, measure, repeat; idle:
-    /// connect and stay idle; hostile, hostile=RING, hostile=CASE: violate the protocol, to test
-    /// the switch; hostile=list: list the cases
+    /// frames back with addresses swapped; rr: send one, wait for its echo, measure, repeat; pass:
+    /// connect to two ports, {} in the socket path replaced by 0 and 1, and pass frames from the
+    /// first to the second in one thread that never sleeps; idle: connect and stay idle; hostile,
+    /// hostile=RING, hostile=CASE: violate the protocol, to test the switch; hostile=list: list the
+    /// cases
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
     pub mode: GenMode,
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
@@ -636,6 +638,8 @@ pub enum GenMode {
     Echo,
     /// Send a frame, wait for its echo, measure, repeat.
     Rr,
+    /// Pass frames from one port to another.
+    Pass,
     /// Stay idle.
     Idle,
     /// Violate the protocol.
@@ -664,6 +668,7 @@ impl GenMode {
             ("sink", None) => Self::Sink,
             ("echo", None) => Self::Echo,
             ("rr", None) => Self::Rr,
+            ("pass", None) => Self::Pass,
             ("idle", None) => Self::Idle,
             ("hostile", None | Some("all")) => Self::Hostile(Cases::All),
             ("hostile", Some("list")) => Self::Hostile(Cases::List),
@@ -679,8 +684,8 @@ impl GenMode {
                 Self::Hostile(Cases::One(known))
             }
             _ => {
-                let error = "possible values: send, sink, echo, rr, idle, hostile, hostile=list, \
-                           hostile=RING, hostile=CASE";
+                let error = "possible values: send, sink, echo, rr, pass, idle, hostile, \
+                           hostile=list, hostile=RING, hostile=CASE";
                 return Err(error.into());
             }
         })

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use guest::Connect;
-use guest::generate::{self, Idle, Mode, Options};
+use guest::generate::{self, Idle, Mode, Options, Pass};
 use switch::time::Ns;
 
 use crate::cli::{GenArgs, GenMode};
@@ -25,6 +25,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         GenMode::Sink => Mode::Sink,
         GenMode::Echo => Mode::Echo,
         GenMode::Rr => Mode::Rr,
+        GenMode::Pass => return pass(args, to, duration, &running),
         GenMode::Idle | GenMode::Hostile(_) => return many(args, to, duration, &running),
     };
     if args.count.is_some() {
@@ -56,6 +57,40 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
     };
     os::precise_timers();
     generate::run(&options, &running).map_err(guest_error)
+}
+
+/// Both guests of two ports; it sends as fast as the switch takes frames, and has no policies.
+fn pass(
+    args: &GenArgs,
+    to: Connect,
+    duration: Option<Duration>,
+    running: &dyn Fn() -> bool,
+) -> Result<(), AnyError> {
+    for (option, given) in [
+        ("rate", args.rate.is_some()),
+        ("replay", args.replay),
+        ("burst", args.burst.is_some()),
+        ("on-off", args.on_off.is_some()),
+        ("tick", args.tick.is_some()),
+        ("flows", args.flows != 1),
+        ("check", args.check),
+        ("also", args.also.is_some()),
+        ("count", args.count.is_some()),
+        ("interval", args.report.interval.is_some()),
+        ("control", args.report.control.is_some()),
+    ] {
+        if given {
+            return Err(Usage(format!("--{option}: not with --mode pass")).into());
+        }
+    }
+    let [size] = args.size.0[..] else {
+        return Err(Usage("--size: one size with --mode pass".into()).into());
+    };
+    let targets = generate::targets(&args.connect.connect, &to, 2).map_err(Usage)?;
+    let targets = targets.try_into().expect("two were requested");
+    let GenArgs { mac, peer, cpu, frames, .. } = *args;
+    let pass = Pass { to, targets, size, mac, peer, cpu, frames, duration, json: args.report.json };
+    generate::run_pass(&pass, running).map_err(guest_error)
 }
 
 /// Idle guests or hostile peers, several at once; they have no policies.

@@ -54,6 +54,25 @@ fn every_frame_arrives_in_order_under_every_policy() {
 }
 
 #[test]
+fn one_thread_passes_every_frame_from_port_to_port() {
+    for (forward, guest) in
+        [("cross", &[][..]), ("switch", &["--packed"]), ("switch", &["--in-order"])]
+    {
+        let dir = Dir::new();
+        let ports = [dir.port("p0", ""), dir.port("p1", "")];
+        let switch = Switch::start(&dir, &["--forward", forward, "--poll", "event"], &ports);
+        let args = [guest, &["--mode", "pass", "--size", "100", "--frames", "5000"]].concat();
+        let report = Gen::start(&dir.path("p{}"), &args).report();
+        for (key, want) in
+            [("sent_frames", 5000), ("received_frames", 5000), ("foreign_frames", 0), ("gaps", 0)]
+        {
+            assert_eq!(report[key], want, "{forward} {guest:?}: {key} in {report}");
+        }
+        assert_eq!(switch.counter("p1", "egress", "frames"), 5000, "{forward} {guest:?}");
+    }
+}
+
+#[test]
 fn jumbo_frames_are_echoed() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);

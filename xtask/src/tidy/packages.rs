@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         &["api", "vhost-user", "xen-local", "xen-netif", "uplink", "ring", "switch", "shm", "os"],
     ),
     ("hostile", &["vhost-user", "xen-netif", "ring", "switch", "shm", "os"]),
-    ("lab", &["api", "hostile"]),
+    ("lab", &["api", "hostile", "shm"]),
     (
         "pvswitch",
         &[

@@ -105,7 +105,7 @@ pub fn targets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, S
     let mark = ["{}", "%"].into_iter().find(|mark| path.contains(mark));
     match mark {
         None if count > 1 => {
-            Err(format!("--connect {connect}: with --count {count} write {{}} for the number"))
+            Err(format!("--connect {connect}: for {count} ports write {{}} for the number"))
         }
         None => Ok(vec![path.into_owned()]),
         Some(mark) => Ok((0..count).map(|i| path.replace(mark, &i.to_string())).collect()),
