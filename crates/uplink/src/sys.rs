@@ -17,6 +17,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -112,8 +113,11 @@ impl Engine {
     }
 
     fn untried(fd: BorrowedFd<'_>, entries: u32, nowait: bool) -> io::Result<Self> {
-        let ring = IoUring::builder().dontfork().build(entries)?;
-        ring.submitter().register_files(&[fd.as_raw_fd()])?;
+        let ring = IoUring::builder().dontfork().setup_r_disabled().build(entries)?;
+        let submitter = ring.submitter();
+        submitter.register_files(&[fd.as_raw_fd()])?;
+        submitter.register_restrictions(&mut restrictions())?;
+        submitter.register_enable_rings()?;
         let mut engine = Self::plain();
         (engine.ring, engine.nowait) = (Some(ring), nowait);
         Ok(engine)
@@ -212,6 +216,22 @@ impl<'i> Frames<'i> {
         let start = if i == 0 { 0 } else { self.ends[i - 1] };
         &self.iovecs[start..self.ends[i]]
     }
+}
+
+/// All that a ring may be used for: a thread without the right to open a file must not get it by
+/// a ring.
+fn restrictions() -> [Restriction; 6] {
+    /// `IORING_UNREGISTER_FILES`
+    const UNREGISTER_FILES: u8 = 3;
+    let fixed = squeue::Flags::FIXED_FILE.bits();
+    [
+        Restriction::sqe_op(opcode::Read::CODE),
+        Restriction::sqe_op(opcode::Write::CODE),
+        Restriction::sqe_op(opcode::Readv::CODE),
+        Restriction::sqe_op(opcode::Writev::CODE),
+        Restriction::sqe_flags_required(fixed),
+        Restriction::register_op(UNREGISTER_FILES),
+    ]
 }
 
 fn run_plain(fd: BorrowedFd<'_>, op: Op, frames: Frames<'_>, results: &mut [Io]) {
@@ -536,5 +556,30 @@ mod tests {
         }
         ioctl_int(&tap, libc::TUNSETSNDBUF, 1 << 20).unwrap();
         assert_eq!(ring().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn a_ring_reads_and_writes_its_interface_only() {
+        let (ours, theirs) = os::socketpair().unwrap();
+        let Ok(mut engine) = Engine::untried(ours.as_fd(), 8, false) else {
+            println!("skipped: no io_uring here");
+            return;
+        };
+        let ring = engine.ring.as_mut().unwrap();
+        let mut result = |entry: squeue::Entry| {
+            // SAFETY: the memory of the requests outlives the ring's use of it below.
+            unsafe { ring.submission().push(&entry) }.unwrap();
+            ring.submit_and_wait(1).unwrap();
+            ring.completion().next().unwrap().result()
+        };
+        let (mut byte, path) = ([7_u8], c"/dev/null");
+        let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).build();
+        let at = byte.as_mut_ptr();
+        let other = opcode::Write::new(types::Fd(theirs.as_raw_fd()), at, 1).build();
+        let own = opcode::Write::new(types::Fixed(0), at, 1).build();
+        let denied = -libc::EACCES;
+        assert_eq!([open, other, own].map(&mut result), [denied, denied, 1]);
+        let more = engine.ring.as_ref().unwrap().submitter().register_eventfd(-1);
+        assert_eq!(more.unwrap_err().raw_os_error(), Some(libc::EACCES));
     }
 }
