@@ -16,6 +16,7 @@ mod policies;
 mod polling;
 mod receivers;
 mod soak;
+mod sandbox;
 mod threads;
 
 use crate::study::Study;
@@ -36,6 +37,7 @@ pub const ALL: &[&dyn Study] = &[
     &receivers::Receivers,
     &limit::Limit,
     &soak::Soak,
+    &sandbox::Sandbox,
 ];
 
 #[cfg(test)]

@@ -106,7 +106,8 @@ impl Study for Latency {
             )));
         };
         let seconds = window_s(traffic, run.seconds);
-        Pair { policy, traffic: &options, idle: 0, warm_s: WARM_S }.run(run.stage, seconds)
+        Pair { policy, traffic: &options, switch: &[], idle: 0, warm_s: WARM_S }
+            .run(run.stage, seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {

@@ -144,6 +144,8 @@ pub struct Pair<'a> {
     pub policy: &'a str,
     /// Options of the sender, as for `gen`: `--rate 1k`; empty: as fast as it can.
     pub traffic: &'a str,
+    /// Further options of the switch.
+    pub switch: &'a [&'a str],
     /// Number of idle ports beside it.
     pub idle: usize,
     /// Length of the warm-up before the window, in seconds.
@@ -157,7 +159,9 @@ impl Pair<'_> {
         let (from, to) = (port("g0"), port("g1"));
         let idle = Idle::new(stage, self.idle)?;
         let ports = [&[from.clone(), to.clone()], &idle.ports[..]].concat();
-        let switch = Switch::start(stage, &switch_options(stage, self.policy), &ports)?;
+        let mut options = switch_options(stage, self.policy);
+        options.more.extend(self.switch.iter().map(|&word| word.into()));
+        let switch = Switch::start(stage, &options, &ports)?;
         let all = Window::open(&switch, &[])?;
         let _idle = idle.start(stage)?;
         let first = receiver_class(stage);

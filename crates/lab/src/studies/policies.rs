@@ -79,7 +79,8 @@ impl Study for Policies {
             "max" => String::new(),
             rate => format!("--rate {rate}"),
         };
-        Pair { policy, traffic: &traffic, idle: 0, warm_s: WARM_S }.run(run.stage, run.seconds)
+        Pair { policy, traffic: &traffic, switch: &[], idle: 0, warm_s: WARM_S }
+            .run(run.stage, run.seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {
