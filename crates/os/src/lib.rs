@@ -8,6 +8,7 @@
 //! * `poll`: waiting for one descriptor or a few, and [`Epoll`] for many
 //! * `time`: clocks that processes share, CPU time, precise timers
 //! * `priority`: how the kernel schedules a thread
+//! * `confine`: the system calls that a thread may make
 //! * `fd`: the kind of a descriptor, and reads and writes that do not block
 //! * `backoff`: when to retry a lost connection
 //! * `sys`: the calls that need `unsafe`: notification of an eventfd shared with a peer, groups
@@ -20,6 +21,7 @@
 #![deny(unsafe_code)]
 
 mod backoff;
+mod confine;
 mod event;
 mod fd;
 mod handover;
@@ -33,6 +35,7 @@ mod time;
 mod users;
 
 pub use backoff::{Backoff, delay};
+pub use confine::{ConfineError, ThreadKind, confine, enable_confinement, is_confined, spawn};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, memfd, open_device, read, set_nonblocking, write};
 pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, unpack};

@@ -48,6 +48,15 @@ pub(crate) fn set_round_robin(priority: i32) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Makes a system call that has no effect on this process's memory: it is refused, or fails because
+/// of a null pointer, a descriptor -1 or a length of 0.
+#[cfg(test)]
+pub(crate) fn harmless_call(number: libc::c_long, [a, b, c]: [libc::c_long; 3]) -> io::Result<()> {
+    // SAFETY: the caller guarantees that nothing is read or written.
+    let got = unsafe { libc::syscall(number, a, b, c, 0, 0, 0) };
+    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Duplicates a descriptor that the process inherited under a number; children do not inherit the
 /// duplicate. The number itself stays open.
 ///

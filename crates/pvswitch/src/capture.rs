@@ -35,7 +35,8 @@ pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> Result<(), St
     let epoch_ns = (wall_ns - clock.elapsed().as_nanos()) as u64;
     let lost_before = port.mirror.lost.load(Ordering::Relaxed);
     port.mirror.set(Some(sink));
-    let thread = std::thread::Builder::new().name("capture".into()).spawn(move || {
+    let thread = std::thread::Builder::new().name("capture".into());
+    let thread = os::spawn(thread, os::ThreadKind::Capture, move || {
         let copy = || -> std::io::Result<()> {
             let head = Response::stream(PCAPNG).bytes(SystemTime::now(), true, false);
             (&client).write_all(&head)?;

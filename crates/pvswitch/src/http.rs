@@ -29,7 +29,7 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use os::{Carries, Listener, Permissions, SocketError};
+use os::{Carries, Listener, Permissions, SocketError, ThreadKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -164,7 +164,8 @@ impl Server {
         let (accepts, accepting) = watch::channel(false);
         let gate = Gate { accepting, permits: Arc::clone(&permits) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new().name("http".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("http".into());
+        os::spawn(thread, ThreadKind::Http, move || {
             if let Err(error) = runtime.block_on(serve(acceptor, gate, site)) {
                 tracing::error!("HTTP server stopped: {error}");
             }

@@ -203,6 +203,7 @@ fn options_of(
         placement: settings.word("placement").and_then(Placement::named).unwrap_or_default(),
         cpus: settings.cpus("cpus"),
         priority: settings.word("priority").and_then(Priority::named).unwrap_or_default(),
+        sandbox: settings.word("sandbox") != Some("off"),
         mode: match settings.word("forward") {
             Some("cross") => Mode::Cross,
             _ => Mode::Switch,

@@ -66,6 +66,9 @@ pub enum PoolError {
          RLIMIT_RTPRIO 1 (systemd: LimitRTPRIO=1, RestrictRealtime=no; shell: ulimit -r 1)"
     )]
     Realtime(std::io::Error),
+    /// They cannot be confined.
+    #[error(transparent)]
+    Confine(#[from] os::ConfineError),
 }
 
 /// The worker threads, and which of them serves each queue.
@@ -86,7 +89,7 @@ impl Pool {
     /// Starts `count` workers, pinned to `cpus` in turn, if there are any.
     ///
     /// # Errors
-    /// A thread cannot be started, or may not have this priority.
+    /// A thread cannot be started, may not have this priority, or cannot be confined.
     pub fn start(
         count: u8,
         cpus: &[usize],
@@ -105,10 +108,9 @@ impl Pool {
         });
         for (i, _) in pool.workers.iter().enumerate() {
             let cpu = cpus.get(i % cpus.len().max(1)).copied();
-            let scheduled = worker::spawn(i, cpu, priority, Arc::clone(&pool))?;
-            if let Err(error) = scheduled {
+            if let Err(error) = worker::spawn(i, cpu, priority, Arc::clone(&pool)) {
                 pool.stop();
-                return Err(PoolError::Realtime(error));
+                return Err(error);
             }
         }
         Ok(pool)

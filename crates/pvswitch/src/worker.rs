@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use os::Priority;
+use os::{Priority, ThreadKind};
 use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
@@ -28,18 +28,20 @@ use vhost_user::device::KickFd;
 
 use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
 use self::rest::Rest;
-use crate::pool::Pool;
+use crate::pool::{Pool, PoolError};
 
-/// Starts the thread of worker `index`, pinned to `cpu` if given. The inner result: whether it has
-/// this priority.
+/// Starts the thread of worker `index`, pinned to `cpu` if given.
+///
+/// # Errors
+/// It cannot be started, have this priority, or be confined.
 pub fn spawn(
     index: usize,
     cpu: Option<usize>,
     priority: Priority,
     pool: Arc<Pool>,
-) -> std::io::Result<std::io::Result<()>> {
+) -> Result<(), PoolError> {
     let handle = Arc::clone(&pool.workers()[index]);
-    let (scheduled, is_scheduled) = std::sync::mpsc::sync_channel(1);
+    let (begun, has_begun) = std::sync::mpsc::sync_channel(1);
     let mine = Arc::clone(&handle);
     let thread = std::thread::Builder::new().name(format!("worker{index}")).spawn(move || {
         if let Some(cpu) = cpu {
@@ -50,14 +52,15 @@ pub fn spawn(
             }
         }
         os::precise_timers();
+        let scheduled = os::set_thread_priority(priority).map_err(PoolError::Realtime);
         // The receiver waits for it.
-        let _ = scheduled.send(os::set_thread_priority(priority));
+        let _ = begun.send(scheduled.and_then(|()| Ok(os::confine(ThreadKind::Worker)?)));
         let mut worker = Worker::new(mine, pool);
         worker.rest = (priority == Priority::Realtime).then(Rest::default);
         worker.run();
     })?;
     *lock(&handle.thread) = Some(thread);
-    Ok(is_scheduled.recv().expect("the thread reports it before it serves"))
+    has_begun.recv().expect("the thread reports it before it serves")
 }
 
 /// What this thread has used.

@@ -12,8 +12,12 @@
 //! A lane is a port's list of calls that may block. A lane is served by at most one thread, and
 //! there is a thread for each lane with pending calls: a close that blocks delays the closes of its
 //! own port only. Pending descriptors stay charged, so that the port reaches its limit.
+//!
+//! A confined thread of another kind may not start threads ([`os::confine`]). So one of this kind
+//! is started with the process ([`start`]), and another before a call that may block.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use switch::account::{Account, Charge, OverLimit};
 
-use os::FdKind;
+use os::{FdKind, ThreadKind};
 
 /// Idle time after which a thread ends, unless it is the last one.
 const IDLE: Duration = Duration::from_secs(1);
@@ -164,16 +168,32 @@ fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
     if !lane.busy && lane.calls.len() == 1 {
         lanes.ready.push_back(name);
     }
-    if lanes.idle >= lanes.ready.len() {
-        WORK.notify_one();
-        return;
+    // Closers start others themselves. This thread can if it is not confined to less.
+    if lanes.threads == 0 || lanes.idle < lanes.ready.len() && !os::is_confined() {
+        let _ = lanes.add_thread();
     }
-    // If no thread can be started, existing ones serve the lane when they are free, and the next
-    // call tries again.
-    let thread = std::thread::Builder::new().name("closer".into()).stack_size(STACK_BYTES);
-    if thread.spawn(serve).is_ok() {
-        lanes.threads += 1;
+    WORK.notify_one();
+}
+
+impl Lanes {
+    /// Starts a thread. If that is not possible, existing ones serve the lanes when they are free,
+    /// and the next call tries again.
+    fn add_thread(&mut self) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name("closer".into()).stack_size(STACK_BYTES);
+        os::spawn(thread, ThreadKind::Closer, serve)?;
+        self.threads += 1;
+        Ok(())
     }
+}
+
+/// Starts the first thread, unless there is one.
+///
+/// # Errors
+/// A thread cannot be started.
+pub fn start() -> io::Result<()> {
+    let mut guard = lanes();
+    let lanes = guard.get_or_insert_default();
+    if lanes.threads == 0 { lanes.add_thread() } else { Ok(()) }
 }
 
 /// Thread function: serves lanes, one call at a time.
@@ -186,7 +206,7 @@ fn serve() {
         else {
             lanes.idle += 1;
             // The last one waits indefinitely: an idle process makes no system call.
-            let late = if lanes.threads > 1 {
+            let late = if lanes.idle > 1 {
                 let waited = WORK.wait_timeout(guard, IDLE);
                 let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
                 guard = woken;
@@ -197,7 +217,7 @@ fn serve() {
             };
             let lanes = guard.get_or_insert_default();
             lanes.idle -= 1;
-            if late && lanes.ready.is_empty() && lanes.threads > 1 {
+            if late && lanes.ready.is_empty() && lanes.idle > 0 {
                 lanes.threads -= 1;
                 return;
             }
@@ -205,6 +225,9 @@ fn serve() {
         };
         lane.busy = true;
         let call = lane.calls.pop_front();
+        if lanes.idle == 0 {
+            let _ = lanes.add_thread();
+        }
         drop(guard);
         call.into_iter().for_each(|call| call());
         guard = self::lanes();

@@ -122,6 +122,11 @@ fn status() -> Value {
             ("workers", count(), "number of worker threads"),
             ("placement", text(), "how queues are placed on workers"),
             ("priority", one_of(&["normal", "realtime"]), "scheduling of workers"),
+            (
+                "sandbox",
+                one_of(&["on", "off"]),
+                "whether threads that serve peers are confined to the system calls they need",
+            ),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "address of --http"),
             ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),

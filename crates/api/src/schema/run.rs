@@ -53,6 +53,16 @@ pub const TABLE: &[Entry] = &[
         "how the kernel schedules workers beside other processes, below",
     ),
     Entry::new(
+        "sandbox",
+        Type::Choice(&[
+            Choice::word("on", "threads that serve peers have few system calls"),
+            Choice::word("off", "they have all that the process has"),
+        ]),
+        "on",
+        "whether threads that serve peers are confined to the system calls that they need",
+    )
+    .more(", without any capability ([0042](design/0042-sandbox.md))"),
+    Entry::new(
         "forward",
         Type::Choice(&[
             Choice::word("switch", "learning Ethernet switch"),

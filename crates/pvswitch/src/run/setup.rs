@@ -34,10 +34,21 @@ pub(super) fn guard_memory() {
     }
 }
 
+/// Has threads that serve peers confined.
+fn confine(options: &Options) -> Result<(), RunError> {
+    if options.sandbox {
+        ::os::enable_confinement()?;
+    } else {
+        tracing::warn!("--sandbox off: threads that serve peers may make any system call");
+    }
+    vhost_user::foreign::start().map_err(os("closer thread"))
+}
+
 /// Starts threads and sockets of the switch itself.
 pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunError> {
     raise_descriptor_limit();
     guard_memory();
+    confine(&options)?;
     let takeover = start.takeover.as_mut();
     let mut inherited = takeover.map(Takeover::take_inherited).transpose()?.unwrap_or_default();
     inherited.activated.append(&mut start.activated);

@@ -25,6 +25,7 @@ pub(super) fn options(control: PathBuf) -> Options {
         placement: Placement::Single,
         cpus: Vec::new(),
         priority: os::Priority::Normal,
+        sandbox: false,
         mode: Mode::Switch,
         control: Some(control),
         http: None,
