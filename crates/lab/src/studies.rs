@@ -15,8 +15,8 @@ mod peers;
 mod policies;
 mod polling;
 mod receivers;
-mod soak;
 mod sandbox;
+mod soak;
 mod threads;
 
 use crate::study::Study;
