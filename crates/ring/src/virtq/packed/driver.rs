@@ -105,6 +105,15 @@ impl PackedDriver {
         shadow.slots = slots;
         shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
         let head = self.avail;
+        if let ([buf], true) = (bufs, self.first.is_some()) {
+            // Usual frames: the descriptor's last word, flags included, is one store.
+            let at = head.offset();
+            let flags = head.available_bits() | if buf.write { DESC_WRITE } else { 0 };
+            self.parts.desc.store_u64(at, buf.addr);
+            // Device sees the address /before/ the flags; pairs with the acquire in `take`.
+            self.parts.desc.sync_store_tail(at + 8, buf.len, id, flags, Ordering::Release);
+            return Some(self.added(id, slots));
+        }
         let head_flags = if indirect {
             let pool = self.indirect.as_ref().expect("checked above");
             let (addr, len) = pool.write_packed(id, bufs);
@@ -113,8 +122,6 @@ impl PackedDriver {
         } else {
             self.direct(bufs, id)
         };
-        self.avail.advance(slots, self.parts.size);
-        self.unpublished = self.unpublished.saturating_add(slots);
         if self.first.is_none() {
             self.first = Some((head, head_flags));
         } else {
@@ -122,10 +129,18 @@ impl PackedDriver {
             // Device sees the whole chain /before/ its head; pairs with the acquire in `take`.
             self.parts.desc.sync_store(at, head_flags, Ordering::Release);
         }
+        Some(self.added(id, slots))
+    }
+
+    /// Records a chain whose descriptors are written; returns its id.
+    #[inline]
+    fn added(&mut self, id: u16, slots: u16) -> u16 {
+        self.avail.advance(slots, self.parts.size);
+        self.unpublished = self.unpublished.saturating_add(slots);
         if self.features.in_order {
             self.order.push_back(id);
         }
-        Some(id)
+        id
     }
 
     /// Writes a chain of direct descriptors, all but the head's flags, which it returns.
