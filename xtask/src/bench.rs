@@ -128,8 +128,13 @@ fn build(folder: &Path) -> Result<Build, String> {
 
 /// Builds the benchmark of a tree.
 pub fn build_bench(folder: &Path) -> Result<PathBuf, String> {
-    let here = folder.join("crates/guest/benches").exists();
+    if folder.join("crates/guest/benches/program").exists() {
+        // Not by its package alone, which would have other features of its dependencies.
+        let features = ["--features", "pvswitch-guest/bench", "--bin", "forward"];
+        return built(folder, &[&["build", "--release"], &features[..]].concat(), "forward");
+    }
     // Commits before it was moved.
+    let here = folder.join("crates/guest/benches").exists();
     let package = if here { "pvswitch-guest" } else { "pvswitch" };
     built(folder, &["bench", "--no-run", "-p", package, "--bench", "forward"], "forward")
 }

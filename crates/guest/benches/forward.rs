@@ -180,7 +180,8 @@ fn print(name: &str, unit: &str, results: &mut [f64]) {
     println!("{name:40} {ns:6.1} ns {unit} ({low:.1}-{high:.1}), {:5.2} M/s", 1e3 / ns);
 }
 
-fn main() {
+/// Runs all cases, or those whose names contain all words of the command line.
+pub fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
     let counts = number("COUNTS");
