@@ -28,8 +28,8 @@ summed over all ports, removed ones as well; guests that ended by themselves sen
 what the switch counted. Frames for the added port while it is away go to a port that drops all. \
 Resources of the switch's process are compared in the same state, after each kind of round was \
 there once and at the end: private memory (without that of guests), descriptors, threads, and \
-mappings of guests' memory and grants. Memory levels off after about a hundred rounds: the log of \
-events and other bounded tables fill, and the allocator keeps what it had once.";
+mappings of guests' memory and grants. The limit of memory is what logs and tables of bounded \
+length, and the allocator, may add.";
 
 const MEASURES: [Measure; 20] = [
     Measure::new("rounds", "", Better::Neither, "rounds, without those to warm up"),

@@ -367,7 +367,7 @@ impl<'a> Rounds<'a> {
         let ledger = self.ledger()?;
         let drops = ledger.drops();
         let sum = |wanted: &dyn Fn(&str) -> bool| {
-            drops.iter().filter(|(name, _)| wanted(name)).map(|(_, n)| *n as f64).sum::<f64>()
+            drops.iter().filter(|(name, _)| wanted(name)).map(|(_, n)| *n).sum::<u64>() as f64
         };
         let known = |name: &str| {
             name.starts_with("lost_") || ["drops_down", "drops_held_down"].contains(&name)
