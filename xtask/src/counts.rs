@@ -198,6 +198,9 @@ pub fn count(bench: &Path, name: &str) -> Result<Option<f64>, String> {
     let frames = String::from_utf8_lossy(&ran.stdout).lines().find_map(frames_of);
     let refs = said.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
     let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
+    if frames.is_some() && refs.is_none_or(|refs| refs == 0.0) {
+        return Err(format!("{name}: nothing was counted within {within}: has it no symbols?"));
+    }
     Ok(refs.zip(frames).map(|(refs, frames)| refs / frames))
 }
 
