@@ -12,6 +12,7 @@
 //! disconnects.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +41,6 @@ const UNSENT_MAX: usize = 64 * 1024 + HEADER_LEN + PAYLOAD_MAX;
 const EVENTS_MAX: usize = 1024 + 2 * LIMITS.watches;
 /// Bytes sent at once.
 const CHUNK: usize = 1024;
-/// Data of the third guest.
-const SECRET: &str = "secret";
 /// Bit of a record: the guest does not read its replies afterwards.
 const UNREAD: u8 = 0x80;
 
@@ -89,12 +88,18 @@ struct Guest {
 
 struct Bench {
     store: Exchange,
+    /// Data of the third guest.
+    secret: String,
     guests: [Guest; 2],
     seen: Seen,
 }
 
 impl Bench {
-    fn new() -> Self {
+    fn new(input: &[u8]) -> Self {
+        // What no input can have in it: the store returns what a guest has sent.
+        let mut hasher = DefaultHasher::new();
+        input.hash(&mut hasher);
+        let secret = format!("{:016x}", hasher.finish());
         let mut store = Exchange::new(LIMITS);
         let dom0 = store.connect(0);
         let ask = |store: &mut Exchange, kind, payload: String| {
@@ -108,7 +113,7 @@ impl Bench {
             ask(
                 &mut store,
                 Kind::Write,
-                format!("{home}\0{}", if domid == 3 { SECRET } else { "" }),
+                format!("{home}\0{}", if domid == 3 { &secret } else { "" }),
             );
             ask(&mut store, Kind::SetPerms, format!("{home}\0n{domid}\0"));
         }
@@ -118,7 +123,7 @@ impl Bench {
             asked: VecDeque::new(),
             closed: false,
         });
-        Self { store, guests, seen: Seen::default() }
+        Self { store, secret, guests, seen: Seen::default() }
     }
 
     /// Sends bytes of one guest; with `unread` it does not read its replies.
@@ -153,7 +158,7 @@ impl Bench {
         its.decoder.push(&self.store.receive(its.client));
         while let Some(message) = its.decoder.take().expect("our store keeps to the protocol") {
             let text = String::from_utf8_lossy(&message.payload);
-            assert!(!text.contains(SECRET) || its.client == 0, "sent another guest's data");
+            assert!(!text.contains(&self.secret) || its.client == 0, "sent another guest's data");
             if message.kind() == Some(Kind::WatchEvent) && message.header.req_id == 0 {
                 assert_eq!(wire::strings(&message.payload).map(|s| s.len()), Some(2));
                 self.seen.events += 1;
@@ -188,7 +193,7 @@ impl Bench {
 }
 
 fn records(mut bytes: Bytes<'_>) -> Seen {
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(bytes.0);
     let mut req_id = 0;
     while !bytes.0.is_empty() {
         let (who, kind, tx, len) = (bytes.u8(), bytes.u8(), bytes.u8(), bytes.u8());
@@ -211,7 +216,7 @@ fn records(mut bytes: Bytes<'_>) -> Seen {
 
 /// Raw bytes: complete messages among them are answered.
 fn raw(bytes: &[u8]) -> Seen {
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(bytes);
     let mut mirror = Decoder::default();
     for chunk in bytes.chunks(CHUNK / 3) {
         mirror.push(chunk);

@@ -7,5 +7,6 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| pvswitch_fuzz::poll_policy::run(data))
 
 #[cfg(not(fuzzing))]
 fn main() {
-    pvswitch_fuzz::replay(pvswitch_fuzz::poll_policy::run);
+    use pvswitch_fuzz::poll_policy::{run, seeds};
+    pvswitch_fuzz::replay(run, seeds);
 }

@@ -7,5 +7,6 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| pvswitch_fuzz::vhost_user_stream::run(
 
 #[cfg(not(fuzzing))]
 fn main() {
-    pvswitch_fuzz::replay(pvswitch_fuzz::vhost_user_stream::run);
+    use pvswitch_fuzz::vhost_user_stream::{run, seeds};
+    pvswitch_fuzz::replay(run, seeds);
 }

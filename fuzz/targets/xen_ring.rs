@@ -6,5 +6,6 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| pvswitch_fuzz::xen_ring::run(data));
 
 #[cfg(not(fuzzing))]
 fn main() {
-    pvswitch_fuzz::replay(pvswitch_fuzz::xen_ring::run);
+    use pvswitch_fuzz::xen_ring::{run, seeds};
+    pvswitch_fuzz::replay(run, seeds);
 }

@@ -6,5 +6,6 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| pvswitch_fuzz::xenstore::run(data));
 
 #[cfg(not(fuzzing))]
 fn main() {
-    pvswitch_fuzz::replay(pvswitch_fuzz::xenstore::run);
+    use pvswitch_fuzz::xenstore::{run, seeds};
+    pvswitch_fuzz::replay(run, seeds);
 }

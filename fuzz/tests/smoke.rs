@@ -1,5 +1,6 @@
-//! Each target for a short time on seeded inputs: `cargo test`, `FUZZ_MS=60000 cargo test` for
-//! longer, `FUZZ_NUMBER=N` for another sequence. An input that fails is kept in `artifacts/`.
+//! Each target for a short time on start inputs, the committed corpus and changes of both: `cargo
+//! test`, `FUZZ_MS=60000 cargo test` for longer, `FUZZ_NUMBER=N` for another sequence. An input
+//! that fails is kept in `artifacts/`.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
 use pvswitch_fuzz::{
-    http_request, poll_policy, ring_image, stream_frames, vhost_user_stream, vnet_frame, xen_ring,
-    xenstore,
+    config_file, corpus, http_request, poll_policy, ring_image, stream_frames, vhost_user_stream,
+    vnet_frame, xen_ring, xenstore,
 };
 
 /// How long each target runs, in ms.
@@ -38,7 +39,8 @@ fn search(seeds: Vec<Vec<u8>>, mut run: impl FnMut(&[u8])) -> Option<Vec<u8>> {
     None
 }
 
-fn assert_holds(target: &str, seeds: Vec<Vec<u8>>, run: impl FnMut(&[u8])) {
+fn assert_holds(target: &str, mut seeds: Vec<Vec<u8>>, run: impl FnMut(&[u8])) {
+    seeds.extend(corpus(target));
     if let Some(input) = search(seeds, run) {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/artifacts");
         let path = format!("{dir}/{target}-smoke");
@@ -172,6 +174,19 @@ fn http_request_holds_and_is_refused_in_every_way() {
     assert!(sum.requests > 0 && sum.continued > 0 && sum.operations.len() >= 10, "{sum:?}");
     assert_eq!(sum.invalid.into_iter().collect::<Vec<_>>(), [400, 413, 414, 417, 431, 505]);
     assert_eq!(sum.refused.into_iter().collect::<Vec<_>>(), [400, 404, 405, 415]);
+}
+
+#[test]
+fn config_file_holds_and_is_refused_in_every_way() {
+    let mut sum = config_file::Seen::default();
+    assert_holds("config_file", config_file::seeds(), |data| {
+        let seen = config_file::explore(data);
+        sum.valid += seen.valid;
+        sum.ports += seen.ports;
+        sum.conflicts += seen.conflicts;
+        sum.invalid += seen.invalid;
+    });
+    assert!(sum.valid > 0 && sum.ports > 0 && sum.conflicts > 0 && sum.invalid > 0, "{sum:?}");
 }
 
 #[test]

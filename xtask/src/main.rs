@@ -8,6 +8,7 @@ mod ci;
 mod command;
 mod counts;
 mod cycles;
+mod fuzz;
 mod house;
 mod lab;
 mod licence;
@@ -26,6 +27,8 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask counts [--write | --baseline FILE]
                                    compares instructions of each frame with the baseline
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
+       cargo xtask fuzz [--runs N] [TARGET...]
+                                   runs fuzz targets, guided by coverage, and keeps what is new
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
                                    docs/openapi.json
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         ["lab", ..] => lab::run(&root, &arguments[1..]),
         ["bench", ..] => bench::run(&root, &arguments[1..]).map(|()| true),
         ["house", ..] => house::run(&root, &arguments[1..]).map(|()| true),
+        ["fuzz", ..] => fuzz::run(&root, &arguments[1..]),
         ["test"] => test::run(&root),
         ["tidy"] => Ok(tidy(&root)),
         ["book"] => book::make(&root).map(|at| {

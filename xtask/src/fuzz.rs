@@ -1,0 +1,187 @@
+//! `cargo xtask fuzz`: fuzz targets, guided by coverage, from the committed inputs on.
+//!
+//! By cargo-fuzz, with libFuzzer and the address sanitizer, on the nightly toolchain. Inputs that
+//! reach something new go to `fuzz/corpus/TARGET`, which is then minimised: it is to be committed,
+//! and `cargo test -p pvswitch-fuzz` begins with it. An input that fails is in
+//! `fuzz/artifacts/TARGET`.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::command::succeed;
+
+const USAGE: &str = "usage: cargo xtask fuzz [--runs N] [TARGET...]\n\
+    needed: rustup toolchain install nightly; cargo install cargo-fuzz; a C++ compiler";
+/// Executions of a target unless `--runs` says otherwise.
+const RUNS: u64 = 10_000_000;
+/// Longest input, in bytes.
+const LEN_MAX: &str = "-max_len=4096";
+
+/// Results of a target, by libFuzzer's words.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    /// Executions.
+    runs: u64,
+    /// Edges of the control flow that were reached, of the target with all its crates.
+    edges: u64,
+    /// All edges.
+    edges_all: u64,
+    /// Features: edges, how often they were taken, and values compared.
+    features: u64,
+}
+
+/// Runs targets, all or those named; returns whether no input failed. Prints a table; the last line
+/// counts targets: `N passed, N failed, N skipped`.
+///
+/// # Errors
+/// What is wrong with the arguments, or which program is missing.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let all = targets(root)?;
+    let (runs, names) = parse(arguments, &all)?;
+    let mut version = fuzz(root);
+    succeed(version.arg("--version")).map_err(|why| format!("{why}\n{USAGE}"))?;
+    let (mut passed, mut failed) = (0, 0);
+    println!("| target | executions | inputs kept | edges reached | of | features |");
+    println!("|---|---|---|---|---|---|");
+    for target in &names {
+        let corpus = root.join("fuzz/corpus").join(target);
+        std::fs::create_dir_all(&corpus).map_err(|e| format!("{}: {e}", corpus.display()))?;
+        seed(root, target, &corpus)?;
+        let Some(Found { runs, edges, edges_all, features }) = explore(root, target, runs)? else {
+            failed += 1;
+            println!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");
+            continue;
+        };
+        // Inputs that reach an edge, not those that only take it more often: ten times as many.
+        succeed(fuzz(root).args(["cmin", target, "--", "-use_counters=0"]))?;
+        let kept = std::fs::read_dir(&corpus).map_or(0, Iterator::count);
+        println!("| {target} | {runs} | {kept} | {edges} | {edges_all} | {features} |");
+        passed += 1;
+    }
+    println!("{passed} passed, {failed} failed, 0 skipped");
+    Ok(failed == 0)
+}
+
+/// Executions and targets.
+fn parse(arguments: &[String], all: &[String]) -> Result<(u64, Vec<String>), String> {
+    let (mut runs, mut names) = (RUNS, Vec::new());
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--runs" => {
+                let number = words.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+                runs = number.ok_or_else(|| format!("--runs: a number of executions\n{USAGE}"))?;
+            }
+            name if all.contains(word) => names.push(name.into()),
+            name => return Err(format!("no target '{name}': {}\n{USAGE}", all.join(", "))),
+        }
+    }
+    Ok((runs, if names.is_empty() { all.to_vec() } else { names }))
+}
+
+/// Names of all targets, in order.
+fn targets(root: &Path) -> Result<Vec<String>, String> {
+    let at = root.join("fuzz/targets");
+    let entries = std::fs::read_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let name = |path: std::path::PathBuf| Some(path.file_stem()?.to_str()?.to_string());
+    let mut names: Vec<String> = paths.filter_map(name).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// `cargo fuzz` on the nightly toolchain.
+fn fuzz(root: &Path) -> Command {
+    let mut command = Command::new("rustup");
+    command.current_dir(root).args(["run", "nightly", "cargo", "fuzz"]);
+    // Those of the toolchain that runs this program.
+    for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Writes the start inputs, which are code, into the corpus.
+fn seed(root: &Path, target: &str, corpus: &Path) -> Result<(), String> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(["run", "--quiet", "-p", "pvswitch-fuzz", "--bin", target]);
+    succeed(command.arg("--").arg("--seeds").arg(corpus)).map(drop)
+}
+
+/// Runs a target; `None`: an input failed.
+fn explore(root: &Path, target: &str, runs: u64) -> Result<Option<Found>, String> {
+    let mut command = fuzz(root);
+    command.args(["run", target, "--", LEN_MAX, "-print_final_stats=1", "-timeout=20"]);
+    command.arg(format!("-runs={runs}")).stdin(Stdio::null());
+    let ran = command.output().map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    let log = String::from_utf8_lossy(&ran.stderr);
+    let found = read(&log);
+    if ran.status.success() {
+        return Ok(Some(found));
+    }
+    if found.edges == 0 {
+        return Err(format!("{command:?}: {}\n{log}", ran.status));
+    }
+    let last: Vec<_> = log.lines().rev().take(40).collect();
+    last.iter().rev().for_each(|line| eprintln!("{line}"));
+    Ok(None)
+}
+
+/// Reads libFuzzer's log.
+fn read(log: &str) -> Found {
+    let mut found = Found::default();
+    for line in log.lines() {
+        let after = |word: &str| {
+            let (_, rest) = line.split_once(word)?;
+            rest.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+        };
+        if line.starts_with("INFO: Loaded") && line.contains("counters)") {
+            found.edges_all = after("(").unwrap_or(found.edges_all);
+        }
+        found.edges = after(" cov: ").unwrap_or(found.edges);
+        found.features = after(" ft: ").unwrap_or(found.features);
+        found.runs = after("stat::number_of_executed_units:").unwrap_or(found.runs);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_from_the_log() {
+        let log = "INFO: Running with entropic power schedule (0xFF, 100).\n\
+            INFO: Loaded 1 modules   (24613 inline 8-bit counters): 24613 [0x5, 0x6), \n\
+            INFO: Loaded 1 PC tables (24613 PCs): 24613 [0x7,0x8), \n\
+            #2\tINITED cov: 17 ft: 18 corp: 1/1b exec/s: 0 rss: 40Mb\n\
+            #4096\tpulse  cov: 321 ft: 1002 corp: 73/2Kb lim: 43 exec/s: 2048 rss: 51Mb\n\
+            Done 5000 runs in 3 second(s)\n\
+            stat::number_of_executed_units: 5000\n";
+        let found = Found { runs: 5000, edges: 321, edges_all: 24_613, features: 1002 };
+        assert_eq!(read(log), found);
+        assert_eq!(read("error: no such target"), Found::default());
+    }
+
+    #[test]
+    fn words_are_targets_or_a_number_of_executions() {
+        let all = ["a".to_string(), "b".into()];
+        let words = |words: &[&str]| words.iter().map(|&word| word.into()).collect::<Vec<_>>();
+        assert_eq!(parse(&[], &all), Ok((RUNS, all.to_vec())));
+        assert_eq!(parse(&words(&["--runs", "5", "b"]), &all), Ok((5, words(&["b"]))));
+        for bad in [&["c"][..], &["--runs"], &["--runs", "0"], &["--runs", "many"]] {
+            assert!(parse(&words(bad), &all).unwrap_err().contains("usage"), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn every_target_is_a_program_of_the_package() {
+        let root = crate::root();
+        let manifest = std::fs::read_to_string(root.join("fuzz/Cargo.toml")).unwrap();
+        let names = targets(&root).unwrap();
+        assert!(names.len() >= 9);
+        for name in names {
+            assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+        }
+    }
+}
