@@ -47,6 +47,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         let corpus = root.join("fuzz/corpus").join(target);
         std::fs::create_dir_all(&corpus).map_err(|e| format!("{}: {e}", corpus.display()))?;
         seed(root, target, &corpus)?;
+        eprintln!("{target}: builds, then executes {runs} inputs");
         let Some(Found { runs, edges, edges_all, features }) = explore(root, target, runs)? else {
             failed += 1;
             println!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");

@@ -137,7 +137,7 @@ fn enter(filters: &Filters) -> Result<(), ConfineError> {
 
 // ---- lists ----
 
-/// Memory, locks, clocks, and the end of a thread; for all kinds.
+/// Memory, locks, clocks, the end of a thread, and what is open already; for all kinds.
 const COMMON: &[libc::c_long] = &[
     libc::SYS_futex,
     libc::SYS_munmap,

@@ -67,7 +67,7 @@ pub enum PoolError {
     )]
     Realtime(std::io::Error),
     /// They cannot be confined.
-    #[error(transparent)]
+    #[error("--sandbox on: {0}; or run without: --sandbox off")]
     Confine(#[from] os::ConfineError),
 }
 

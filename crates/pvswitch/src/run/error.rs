@@ -74,9 +74,6 @@ pub enum RunError {
     /// A setting or an option of a port is invalid.
     #[error(transparent)]
     Setting(#[from] Invalid),
-    /// Threads cannot be confined.
-    #[error("--sandbox on: {0}; or run without: --sandbox off")]
-    Sandbox(#[from] os::ConfineError),
     /// The workers cannot start.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -118,7 +115,7 @@ impl RunError {
             Self::Setting(_) => (422, None, "use a value as in docs/settings.md"),
             Self::Config(_) => (422, None, "correct the file; `pvswitch check` reads it, too"),
             Self::Request(_) => (422, None, "see the text of the error"),
-            Self::Os { .. } | Self::Http(_) | Self::Sandbox(_) | Self::Pool(_) => {
+            Self::Os { .. } | Self::Http(_) | Self::Pool(_) => {
                 (500, None, "see the log of the switch")
             }
         };

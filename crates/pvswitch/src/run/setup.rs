@@ -16,6 +16,7 @@ use super::restore::Start;
 use super::takeover::Takeover;
 use super::{Attach, Event, Options, PortState, RunError, System, os};
 use crate::demo::format::plural;
+use crate::pool::PoolError;
 use crate::spec::PortSpec;
 
 /// Raises the limit on descriptors to its maximum: ports and front-ends need many. If the system
@@ -37,7 +38,7 @@ pub(super) fn guard_memory() {
 /// Has threads that serve peers confined.
 fn confine(options: &Options) -> Result<(), RunError> {
     if options.sandbox {
-        ::os::enable_confinement()?;
+        ::os::enable_confinement().map_err(PoolError::from)?;
     } else {
         tracing::warn!("--sandbox off: threads that serve peers may make any system call");
     }
