@@ -1,5 +1,5 @@
 //! What a thread may request of the kernel: a list of system calls for each kind of thread
-//! (seccomp), no capability, and no new privileges.
+//! (seccomp), few capabilities or none, and no new privileges.
 //!
 //! A thread that makes another call ends the process with SIGSYS, and the kernel's log names thread
 //! and call. Calls that libraries make where they can do without them fail with ENOSYS instead.
@@ -7,17 +7,17 @@
 //! A filter binds the thread that enters it, and the threads that it starts; so each kind enters at
 //! its start. A thread's list holds what it does after that.
 
+mod lists;
+
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter,
-};
+use seccompiler::{BpfProgram, apply_filter};
+
+use self::lists::filters;
 
 /// Kind of a thread, by its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub enum ThreadKind {
     Http,
     /// Writes a port's frames to a client.
     Capture,
+    /// Makes ports and sockets, serves requests, and starts threads of the other kinds.
+    Control,
 }
 
 /// Why threads cannot be confined.
@@ -49,14 +51,14 @@ pub enum ConfineError {
 /// Filters of a kind, in the order in which they are entered.
 type Filters = [BpfProgram; 2];
 
-static FILTERS: OnceLock<[Filters; 4]> = OnceLock::new();
+static FILTERS: OnceLock<[Filters; 5]> = OnceLock::new();
 
 thread_local! {
-    static CONFINED: Cell<bool> = const { Cell::new(false) };
+    static CONFINED: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
 impl ThreadKind {
-    const ALL: [Self; 4] = [Self::Worker, Self::Closer, Self::Http, Self::Capture];
+    const ALL: [Self; 5] = [Self::Worker, Self::Closer, Self::Http, Self::Capture, Self::Control];
 }
 
 /// Has threads confined that enter from now on, and tries it on one.
@@ -68,7 +70,11 @@ pub fn enable_confinement() -> Result<(), ConfineError> {
         let filters = filters()?;
         let trial = std::thread::scope(|scope| {
             let thread = Builder::new().name("trial".into());
-            let ended = thread.spawn_scoped(scope, || enter(&filters[ThreadKind::Closer as usize]));
+            let ended = thread.spawn_scoped(scope, || {
+                // The most that there is: what enters as a control thread may enter as another.
+                enter(&filters, ThreadKind::Control)?;
+                enter(&filters, ThreadKind::Closer)
+            });
             ended.map_err(ConfineError::Refused)?.join().expect("it does not panic")
         });
         trial?;
@@ -84,18 +90,18 @@ pub fn enable_confinement() -> Result<(), ConfineError> {
 /// [`ConfineError::Refused`]
 pub fn confine(kind: ThreadKind) -> Result<(), ConfineError> {
     let Some(filters) = FILTERS.get() else { return Ok(()) };
-    enter(&filters[kind as usize])?;
-    CONFINED.set(true);
+    enter(filters, kind)?;
+    CONFINED.set(Some(kind));
     Ok(())
 }
 
-/// Whether this thread is confined.
-pub fn is_confined() -> bool {
-    CONFINED.get()
+/// Whether this thread may start threads of any kind.
+pub fn may_spawn() -> bool {
+    matches!(CONFINED.get(), None | Some(ThreadKind::Control))
 }
 
-/// Starts a thread, confined to what one of this kind does. If this thread is confined, the new one
-/// is to what this one does.
+/// Starts a thread, confined to what one of this kind does. If this thread may not start any kind,
+/// the new one is confined to what this one does.
 ///
 /// # Errors
 /// It cannot be started.
@@ -104,10 +110,10 @@ pub fn spawn(
     kind: ThreadKind,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let inherits = is_confined();
+    let inherited = CONFINED.get().filter(|_| !may_spawn());
     builder.spawn(move || {
-        if inherits {
-            CONFINED.set(true);
+        if inherited.is_some() {
+            CONFINED.set(inherited);
         } else if let Err(error) = confine(kind) {
             // It was tried when confinement was enabled.
             panic!("{error}");
@@ -116,15 +122,32 @@ pub fn spawn(
     })
 }
 
-fn enter(filters: &Filters) -> Result<(), ConfineError> {
-    let none = CapabilitySet::empty();
-    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+/// Capabilities that ports need which are made at run time: interfaces and their queues, network
+/// namespaces, groups of sockets, device nodes, locked memory, ports of TCP below 1024.
+const KEPT: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::PERFMON)
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+fn enter(filters: &[Filters; 5], kind: ThreadKind) -> Result<(), ConfineError> {
     let refused = |error: rustix::io::Errno| ConfineError::Refused(error.into());
+    let kept = if kind == ThreadKind::Control { KEPT } else { CapabilitySet::empty() };
+    let now = capabilities(None).map_err(refused)?;
+    let (effective, permitted) = (now.effective & kept, now.permitted & kept);
+    let less = CapabilitySets { effective, permitted, inheritable: CapabilitySet::empty() };
     // A filter around this process may refuse the call: it is for processes with capabilities.
-    if capabilities(None).map_err(refused)? != none {
-        set_capabilities(None, none).map_err(refused)?;
+    if now != less {
+        set_capabilities(None, less).map_err(refused)?;
     }
-    for filter in filters {
+    for filter in &filters[kind as usize] {
         apply_filter(filter).map_err(|error| {
             ConfineError::Refused(match error {
                 seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error,
@@ -133,166 +156,6 @@ fn enter(filters: &Filters) -> Result<(), ConfineError> {
         })?;
     }
     Ok(())
-}
-
-// ---- lists ----
-
-/// Memory, locks, clocks, the end of a thread, and what is open already; for all kinds.
-const COMMON: &[libc::c_long] = &[
-    libc::SYS_futex,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_getrandom,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_exit,
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_close,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_fcntl,
-    libc::SYS_epoll_ctl,
-];
-
-/// Older forms of calls, which newer processors do not have: permitted, and absent.
-#[cfg(target_arch = "x86_64")]
-const OLDER: [&[libc::c_long]; 2] = [
-    &[libc::SYS_poll, libc::SYS_epoll_wait],
-    &[libc::SYS_open, libc::SYS_stat, libc::SYS_readlink, libc::SYS_access],
-];
-#[cfg(not(target_arch = "x86_64"))]
-const OLDER: [&[libc::c_long]; 2] = [&[], &[]];
-
-/// Batches on peers' and uplinks' descriptors, and waits for them.
-const WORKER: &[libc::c_long] = &[
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_getsockopt,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
-    libc::SYS_io_getevents,
-    libc::SYS_io_destroy,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
-    libc::SYS_getrusage,
-];
-
-/// Starts of further threads; clone and prctl in part.
-const CLOSER: &[libc::c_long] = &[libc::SYS_set_robust_list, libc::SYS_rseq];
-
-const HTTP: &[libc::c_long] = &[
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_recvfrom,
-    libc::SYS_accept4,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_getpeername,
-    libc::SYS_getsockname,
-    libc::SYS_shutdown,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
-];
-
-const CAPTURE: &[libc::c_long] = &[libc::SYS_recvfrom, libc::SYS_ppoll];
-
-/// As if the kernel did not have them: files that libraries read for hints and backtraces, and
-/// threads, which the C library starts in another way then.
-const ABSENT: &[libc::c_long] = &[
-    libc::SYS_openat,
-    libc::SYS_readlinkat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_getcwd,
-    libc::SYS_clone3,
-];
-
-/// Kinds of ioctls, as in `_IOC`: event channels and grants of Xen.
-const IOCTLS_XEN: [u64; 2] = [(b'E' as u64) << 8, (b'G' as u64) << 8];
-/// `FIONBIO`: whether a call may block. The type of `libc`'s differs with the C library.
-const FIONBIO: u64 = 0x5421;
-/// Kind of an ioctl.
-const IOCTL_KIND: u64 = 0xff00;
-
-fn filters() -> Result<[Filters; 4], ConfineError> {
-    let arch = TargetArch::try_from(std::env::consts::ARCH);
-    let arch = arch.map_err(|_| ConfineError::Processor)?;
-    let compile = |rules, mismatch, matches| -> BpfProgram {
-        let filter = SeccompFilter::new(rules, mismatch, matches, arch);
-        filter.and_then(TryInto::try_into).expect("the lists are valid")
-    };
-    let absent = ABSENT.iter().chain(OLDER[1]).map(|call| (*call, Vec::new())).collect();
-    let enosys = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    let absent = compile(absent, SeccompAction::Allow, enosys);
-    Ok(ThreadKind::ALL.map(|kind| {
-        let listed = compile(list(kind), SeccompAction::KillProcess, SeccompAction::Allow);
-        [absent.clone(), listed]
-    }))
-}
-
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-
-/// Calls of a kind. No rule: with any arguments.
-fn list(kind: ThreadKind) -> Rules {
-    let own = match kind {
-        ThreadKind::Worker => WORKER,
-        ThreadKind::Closer => CLOSER,
-        ThreadKind::Http => HTTP,
-        ThreadKind::Capture => CAPTURE,
-    };
-    // The other filter answers those that are absent.
-    let calls = [COMMON, OLDER[0], own, ABSENT, OLDER[1]].into_iter().flatten();
-    let mut rules: Rules = calls.map(|call| (*call, Vec::new())).collect();
-    // No memory can be executed.
-    let no_exec = || vec![where_masked(2, libc::PROT_EXEC as u64, 0)];
-    rules.insert(libc::SYS_mmap, no_exec());
-    rules.insert(libc::SYS_mprotect, no_exec());
-    // abort() and raise()
-    let own_process = vec![where_masked(0, u64::MAX, std::process::id().into())];
-    rules.insert(libc::SYS_tgkill, own_process);
-    let ioctls: &[u64] = match kind {
-        ThreadKind::Worker => &IOCTLS_XEN,
-        _ => &[],
-    };
-    let mut ioctls: Vec<_> = ioctls.iter().map(|kind| where_masked(1, IOCTL_KIND, *kind)).collect();
-    ioctls.push(where_masked(1, u64::MAX, FIONBIO));
-    rules.insert(libc::SYS_ioctl, ioctls);
-    if kind == ThreadKind::Closer {
-        let thread = libc::CLONE_THREAD as u64;
-        rules.insert(libc::SYS_clone, vec![where_masked(0, thread, thread)]);
-        let set_name = where_masked(0, u64::MAX, libc::PR_SET_NAME as u64);
-        rules.insert(libc::SYS_prctl, vec![set_name]);
-    }
-    rules
-}
-
-/// The low 32 bits of argument `index`, masked, are `value`.
-fn where_masked(index: u8, mask: u64, value: u64) -> SeccompRule {
-    let mask = SeccompCmpOp::MaskedEq(mask & u64::from(u32::MAX));
-    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, mask, value);
-    let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
-    rule.expect("the index is that of an argument")
 }
 
 #[cfg(test)]

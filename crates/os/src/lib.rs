@@ -9,6 +9,7 @@
 //! * `time`: clocks that processes share, CPU time, precise timers
 //! * `priority`: how the kernel schedules a thread
 //! * `confine`: the system calls that a thread may make
+//! * `starter`: the process that starts programs for one that may not
 //! * `fd`: the kind of a descriptor, and reads and writes that do not block
 //! * `backoff`: when to retry a lost connection
 //! * `sys`: the calls that need `unsafe`: notification of an eventfd shared with a peer, groups
@@ -30,12 +31,13 @@ mod listen;
 mod poll;
 mod priority;
 mod socket;
+mod starter;
 mod sys;
 mod time;
 mod users;
 
 pub use backoff::{Backoff, delay};
-pub use confine::{ConfineError, ThreadKind, confine, enable_confinement, is_confined, spawn};
+pub use confine::{ConfineError, ThreadKind, confine, enable_confinement, may_spawn, spawn};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, memfd, open_device, read, set_nonblocking, write};
 pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, unpack};
@@ -46,6 +48,7 @@ pub use priority::{Priority, set_thread_priority};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
+pub use starter::{end_program, open_net_namespace, serve, start_program, start_starter};
 pub use sys::{ThreadCounts, inherited, is_read, refuse_descriptors, signal_event, thread_counts};
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
 pub use users::{Group, Peer, peer};

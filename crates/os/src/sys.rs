@@ -233,6 +233,14 @@ pub fn group_id(name: &str) -> Option<u32> {
     }
 }
 
+/// Whether a descriptor is a network namespace.
+pub fn is_net_namespace(fd: BorrowedFd<'_>) -> bool {
+    /// `_IO(0xb7, 3)` of linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    // SAFETY: this request has no argument, and other files refuse it.
+    unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as libc::Ioctl) == libc::CLONE_NEWNET }
+}
+
 /// Supplementary groups of a Unix socket's peer.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups = vec![0_u32; 64];

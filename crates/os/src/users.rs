@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::net::sockopt::socket_peercred;
 
-use crate::sys::{group_id, peer_groups};
+use crate::starter::group;
+use crate::sys::peer_groups;
 
 /// A group of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ impl Group {
     pub fn find(text: &str) -> Option<Self> {
         // The highest number means "unchanged" to the system.
         let number = text.parse().ok().filter(|id| *id != u32::MAX);
-        let id = number.or_else(|| group_id(text))?;
+        let id = number.or_else(|| group(text))?;
         Some(Self { id, name: text.into() })
     }
 }

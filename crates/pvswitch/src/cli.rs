@@ -102,6 +102,9 @@ pub enum Command {
     /// Write man pages and completions, for packages
     #[command(hide = true)]
     Manual(ManualArgs),
+    /// Start programs for a confined switch, which starts this
+    #[command(hide = true)]
+    Starter,
 }
 
 const RUN_EXAMPLES: &str = "\

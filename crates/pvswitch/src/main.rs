@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         Command::StoreTap(args) => store_tap::command(&args),
         Command::PinXdp(args) => pin_xdp::command(&args),
         Command::Manual(args) => manual::command(&args),
+        Command::Starter => run::serve_starter(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

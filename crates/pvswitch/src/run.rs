@@ -25,6 +25,7 @@ mod show;
 mod sockets;
 mod stalls;
 mod standby;
+mod starter;
 mod stream;
 mod suspend;
 mod takeover;
@@ -71,6 +72,7 @@ use self::reload::{Leaving, Prepared};
 pub use self::restore::Start;
 use self::rights::Rights;
 use self::standby::Standbys;
+pub use self::starter::serve as serve_starter;
 use self::stream::StreamPort;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
@@ -325,6 +327,7 @@ pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
         system.warn_of_unused();
     }
     system.tick_standbys();
+    setup::confine_control()?;
     tracing::info!(
         "switching between {} with {}, poll {}",
         plural(system.ports.len() as u64, "port"),

@@ -188,22 +188,25 @@ fn relay(dir: &Dir, act: &str) -> String {
         r#"#!/usr/bin/env python3
 import array, atexit, os, select, signal, socket, subprocess, sys
 paused = False
+# Our parent is the starter, and the switch its parent.
+with open(f"/proc/{{os.getppid()}}/stat") as stat:
+    switch = int(stat.read().rsplit(")", 1)[1].split()[1])
 def pause():
     # The time limits of the old process do not run out while it is stopped and we are slow.
     global paused
     paused = True
     atexit.register(resume)
-    os.kill(os.getppid(), signal.SIGSTOP)
+    os.kill(switch, signal.SIGSTOP)
 def resume():
     global paused
     if paused:
         paused = False
-        os.kill(os.getppid(), signal.SIGCONT)
+        os.kill(switch, signal.SIGCONT)
 def overwrite(guest):
     pause()
     with open(f"/proc/{{guest}}/maps") as maps:
         inodes = {{int(line.split()[4]) for line in maps if "/memfd:" in line}}
-    descriptors = f"/proc/{{os.getppid()}}/fd"
+    descriptors = f"/proc/{{switch}}/fd"
     # No two of a ring's indices are as near as its size.
     words = array.array("H", [77 * i & 0xffff for i in range(1 << 16)]).tobytes()
     for name in os.listdir(descriptors):

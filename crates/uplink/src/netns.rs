@@ -1,6 +1,5 @@
 //! Execution inside another network namespace.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -33,7 +32,7 @@ pub fn in_netns<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> Result
         io::ErrorKind::InvalidInput => TapError::NotNetns { path: path.clone() },
         _ => TapError::Os { what: format!("enter network namespace `{netns}`"), error },
     };
-    let file = File::open(&path).map_err(&lost)?;
+    let file = os::open_net_namespace(&path).map_err(&lost)?;
     let enter = || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
         Ok(work())

@@ -169,7 +169,7 @@ fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
         lanes.ready.push_back(name);
     }
     // Closers start others themselves. This thread can if it is not confined to less.
-    if lanes.threads == 0 || lanes.idle < lanes.ready.len() && !os::is_confined() {
+    if lanes.threads == 0 || lanes.idle < lanes.ready.len() && os::may_spawn() {
         let _ = lanes.add_thread();
     }
     WORK.notify_one();

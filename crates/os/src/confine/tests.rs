@@ -3,6 +3,9 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 
+use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
+
+use super::lists::Rules;
 use super::*;
 
 /// Name of the variable with a kind and a call, for the process that makes it.
@@ -12,11 +15,37 @@ const SURVIVED: i32 = 42;
 /// A system call, with its first three arguments.
 struct Call(&'static str, libc::c_long, [libc::c_long; 3]);
 
-/// Calls that no kind may make.
-const FORBIDDEN: &[Call] = &[
+/// Calls that no thread may make that serves peers.
+const FORBIDDEN_TO_PEERS: &[Call] = &[
     Call("socket", libc::SYS_socket, [1, 1, 0]),
     Call("connect", libc::SYS_connect, [-1, 0, 0]),
     Call("bind", libc::SYS_bind, [-1, 0, 0]),
+    Call("memfd_create", libc::SYS_memfd_create, [0, 0, 0]),
+    Call("io_uring_setup", libc::SYS_io_uring_setup, [0, 0, 0]),
+    Call("ioctl of a TAP", libc::SYS_ioctl, [-1, libc::TUNSETIFF as _, 0]),
+    Call("seccomp", libc::SYS_seccomp, [0, 0, 0]),
+    Call("capset", libc::SYS_capset, [0, 0, 0]),
+    Call("bpf to create a map", libc::SYS_bpf, [0, 0, 0]),
+    Call("setns, network", libc::SYS_setns, [-1, libc::CLONE_NEWNET as _, 0]),
+    Call("exit_group", libc::SYS_exit_group, [0, 0, 0]),
+];
+
+/// Calls that no kind may make.
+const FORBIDDEN: &[Call] = &[
+    Call("socket of another family", libc::SYS_socket, [libc::AF_VSOCK as _, 1, 0]),
+    Call("execveat", libc::SYS_execveat, [-1, 0, 0]),
+    Call("vfork", libc::SYS_clone, [(libc::CLONE_VM | libc::CLONE_VFORK) as _, 0, 0]),
+    Call("process_vm_readv", libc::SYS_process_vm_readv, [-1, 0, 0]),
+    Call("pidfd_getfd", libc::SYS_pidfd_getfd, [-1, 0, 0]),
+    Call("pidfd_send_signal", libc::SYS_pidfd_send_signal, [-1, 0, 0]),
+    Call("userfaultfd", libc::SYS_userfaultfd, [-1, 0, 0]),
+    Call("perf_event_open", libc::SYS_perf_event_open, [0, 0, 0]),
+    Call("init_module", libc::SYS_init_module, [0, 0, 0]),
+    Call("finit_module", libc::SYS_finit_module, [-1, 0, 0]),
+    Call("keyctl", libc::SYS_keyctl, [-1, 0, 0]),
+    Call("chroot", libc::SYS_chroot, [0, 0, 0]),
+    Call("mknodat", libc::SYS_mknodat, [-1, 0, 0]),
+    Call("symlinkat", libc::SYS_symlinkat, [0, -1, 0]),
     Call("execve", libc::SYS_execve, [0, 0, 0]),
     Call("clone as fork", libc::SYS_clone, [libc::SIGCHLD as libc::c_long, 0, 0]),
     Call("kill", libc::SYS_kill, [0, 0, 0]),
@@ -28,22 +57,16 @@ const FORBIDDEN: &[Call] = &[
     Call("mmap, executable", libc::SYS_mmap, [0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as _]),
     Call("mprotect, executable", libc::SYS_mprotect, [0, 0, libc::PROT_EXEC as _]),
     Call("pkey_mprotect", libc::SYS_pkey_mprotect, [0, 0, 0]),
-    Call("memfd_create", libc::SYS_memfd_create, [0, 0, 0]),
-    Call("io_uring_setup", libc::SYS_io_uring_setup, [0, 0, 0]),
     Call("ioctl of a terminal", libc::SYS_ioctl, [-1, libc::TIOCSTI as _, 0]),
-    Call("ioctl of a TAP", libc::SYS_ioctl, [-1, libc::TUNSETIFF as _, 0]),
     Call("prctl", libc::SYS_prctl, [libc::PR_SET_DUMPABLE as _, 1, 0]),
-    Call("seccomp", libc::SYS_seccomp, [0, 0, 0]),
-    Call("capset", libc::SYS_capset, [0, 0, 0]),
     Call("setuid", libc::SYS_setuid, [0, 0, 0]),
     Call("unshare", libc::SYS_unshare, [0, 0, 0]),
-    Call("setns", libc::SYS_setns, [-1, 0, 0]),
+    Call("setns, any", libc::SYS_setns, [-1, 0, 0]),
     Call("mount", libc::SYS_mount, [0, 0, 0]),
-    Call("bpf", libc::SYS_bpf, [-1, 0, 0]),
+    Call("bpf, unknown", libc::SYS_bpf, [-1, 0, 0]),
     Call("open_by_handle_at", libc::SYS_open_by_handle_at, [-1, 0, 0]),
     Call("openat2", libc::SYS_openat2, [-1, 0, 0]),
     Call("sched_setscheduler", libc::SYS_sched_setscheduler, [0, 0, 0]),
-    Call("exit_group", libc::SYS_exit_group, [0, 0, 0]),
 ];
 
 /// Calls that fail as if the kernel did not have them.
@@ -80,17 +103,18 @@ fn confined_thread() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let builder = Builder::new().name("confined".into());
     let thread = spawn(builder, kind, move || {
-        assert!(is_confined());
-        let found = FORBIDDEN.iter().find(|call| call.0 == what);
+        assert_eq!(may_spawn(), kind == ThreadKind::Control);
+        let found = FORBIDDEN.iter().chain(FORBIDDEN_TO_PEERS).find(|call| call.0 == what);
         match what.as_str() {
             "status" => {}
             "abort" => std::process::abort(),
             "thread" => {
                 let (sender, receiver) = std::sync::mpsc::channel();
                 let builder = Builder::new().name("another".into());
-                let run = move || sender.send(is_confined()).unwrap();
+                let run = move || sender.send(may_spawn()).unwrap();
+                let kind = if may_spawn() { ThreadKind::Worker } else { kind };
                 spawn(builder, kind, run).unwrap().join().unwrap();
-                assert!(receiver.recv().unwrap());
+                assert!(!receiver.recv().unwrap());
             }
             "missing" => {
                 for each in MISSING {
@@ -115,9 +139,13 @@ fn confined_thread() {
     let status =
         std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap_or_default();
     if what_is(&case, "status") {
-        for line in ["Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000"] {
+        for line in ["Seccomp:\t2", "NoNewPrivs:\t1"] {
             assert!(status.contains(line), "{line}: {status}");
         }
+        let of = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
+        let has = u64::from_str_radix(of, 16).unwrap();
+        let kept = if kind == ThreadKind::Control { KEPT.bits() } else { 0 };
+        assert_eq!(has & !kept, 0, "{status}");
     }
     std::process::exit(SURVIVED);
 }
@@ -155,6 +183,18 @@ fn forbidden_calls_end_the_process() {
             let status = made_by(kind, name);
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{kind:?}, {name}: {status}");
         }
+        for Call(name, ..) in FORBIDDEN_TO_PEERS.iter().filter(|_| kind != ThreadKind::Control) {
+            let status = made_by(kind, name);
+            assert_eq!(status.signal(), Some(libc::SIGSYS), "{kind:?}, {name}: {status}");
+        }
+    }
+}
+
+#[test]
+fn a_control_thread_makes_what_ports_need_and_no_other_process() {
+    for name in ["socket", "memfd_create", "ioctl of a TAP", "setns, network", "seccomp"] {
+        let status = made_by(ThreadKind::Control, name);
+        assert_eq!(status.code(), Some(SURVIVED), "{name}: {status}");
     }
 }
 
@@ -162,6 +202,9 @@ fn forbidden_calls_end_the_process() {
 fn calls_of_libraries_fail_and_usual_ones_do_not() {
     for kind in ThreadKind::ALL {
         for what in ["missing", "usual", "status"] {
+            if what == "missing" && kind == ThreadKind::Control {
+                continue;
+            }
             let status = made_by(kind, what);
             assert_eq!(status.code(), Some(SURVIVED), "{kind:?}, {what}: {status}");
         }
@@ -171,10 +214,10 @@ fn calls_of_libraries_fail_and_usual_ones_do_not() {
 }
 
 #[test]
-fn only_a_closer_starts_threads_which_inherit_its_list() {
+fn only_closers_and_the_control_thread_start_threads_which_are_confined() {
     for kind in ThreadKind::ALL {
         let status = made_by(kind, "thread");
-        if kind == ThreadKind::Closer {
+        if matches!(kind, ThreadKind::Closer | ThreadKind::Control) {
             assert_eq!(status.code(), Some(SURVIVED), "{status}");
         } else {
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{kind:?}: {status}");
@@ -193,7 +236,7 @@ fn a_system_without_filters_is_an_error() {
         let filter: BpfProgram = filter.try_into().unwrap();
         let got = std::thread::spawn(move || {
             apply_filter(&filter).unwrap();
-            enter(&filters().unwrap()[ThreadKind::Worker as usize])
+            enter(&filters().unwrap(), ThreadKind::Worker)
         });
         let error = got.join().unwrap().unwrap_err();
         assert!(matches!(error, ConfineError::Refused(_)));

@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -89,7 +88,7 @@ pub(super) struct Endpoint {
     /// When this side connects again.
     pub(super) retry: Option<Instant>,
     /// The process that it started.
-    pub(super) child: Option<Child>,
+    pub(super) passt: Option<u32>,
     pub(super) connections: u64,
     pub(super) errors: Errors,
 }
@@ -203,7 +202,7 @@ impl System {
             backoff: Backoff::default(),
             since: Instant::now(),
             retry: None,
-            child: None,
+            passt: None,
             connections: 0,
             errors: Errors::default(),
         })
@@ -311,7 +310,7 @@ impl System {
             Peer::Connects => return,
             Peer::At(path) => os::connect(path, end.address.carries)
                 .map_err(|error| format!("{error}{}", vhost_user::advice(&error))),
-            Peer::Passt { mtu } => passt::start(*mtu, &mut end.child),
+            Peer::Passt { mtu } => passt::start(*mtu, &mut end.passt),
         };
         match connected {
             Ok(socket) => {

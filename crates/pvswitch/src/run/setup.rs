@@ -35,14 +35,20 @@ pub(super) fn guard_memory() {
     }
 }
 
-/// Has threads that serve peers confined.
+/// Starts the process that starts programs for this one, and has threads confined.
 fn confine(options: &Options) -> Result<(), RunError> {
+    super::starter::start()?;
     if options.sandbox {
         ::os::enable_confinement().map_err(PoolError::from)?;
     } else {
         tracing::warn!("--sandbox off: threads that serve peers may make any system call");
     }
     vhost_user::foreign::start().map_err(os("closer thread"))
+}
+
+/// Confines this thread, whose ports are started. Nothing was changed by an error.
+pub(super) fn confine_control() -> Result<(), RunError> {
+    Ok(::os::confine(::os::ThreadKind::Control).map_err(PoolError::from)?)
 }
 
 /// Starts threads and sockets of the switch itself.

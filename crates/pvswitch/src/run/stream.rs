@@ -239,7 +239,7 @@ impl System {
         let Some((port, stream)) = self.stream(name) else { return };
         let Some(connection) = stream.connection.take() else { return };
         stream.end.end();
-        let status = passt::end(&mut stream.end.child);
+        let status = passt::end(&mut stream.end.passt);
         let status = status.map_or_else(String::new, |status| format!("; passt: {status}"));
         let line = format!("peer disconnected: {why}{status}");
         if is_fault {

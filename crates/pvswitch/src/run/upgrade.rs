@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use api::config::ConfigText;
 use os::{Listener, receive_state, send_state};
-use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
 use switch::forward::{EgressQueue, HeldCopy};
 use switch::time::Ns;
@@ -44,9 +43,9 @@ pub(super) fn program() -> PathBuf {
 
 /// A process that is started to take over; killed unless it did.
 struct Next {
-    child: Child,
+    child: u32,
     /// Under a service manager: the process that the child has started, and has left.
-    left: Option<(u32, OwnedFd)>,
+    left: Option<u32>,
     socket: OwnedFd,
     program: PathBuf,
     took_over: bool,
@@ -55,29 +54,34 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.took_over {
-            if let Some((_, process)) = &self.left {
-                let _ = pidfd_send_signal(process, Signal::KILL);
-            }
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            self.left.into_iter().chain([self.child]).for_each(|pid| drop(os::end_program(pid)));
         }
     }
 }
+
+/// The command that starts the next version, for the starter.
+pub(super) fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(["run", "--takeover"]);
+    // The watchdog's pings come from the new process.
+    command.env_remove("WATCHDOG_PID").env_remove(LEFT_BY);
+    command
+}
+
+/// Name of the next version at the starter.
+pub(super) const NEXT: &str = "next";
 
 impl Next {
     fn start(program: &Path) -> Result<Self, RunError> {
         let failed = |error: std::io::Error| failed(program, &error);
         let (socket, theirs) = os::socketpair().map_err(failed)?;
-        let mut command = Command::new(program);
-        command.args(["run", "--takeover"]).stdin(Stdio::from(theirs));
-        // The watchdog's pings come from the new process.
-        command.env_remove("WATCHDOG_PID").env_remove(LEFT_BY);
-        let child = command.spawn().map_err(failed)?;
+        let name = program.to_str().ok_or(std::io::ErrorKind::InvalidFilename.into());
+        let child = os::start_program(NEXT, name.map_err(failed)?, theirs).map_err(failed)?;
         Ok(Self { child, left: None, socket, program: program.into(), took_over: false })
     }
 
     fn pid(&self) -> u32 {
-        self.left.as_ref().map_or(self.child.id(), |(pid, _)| *pid)
+        self.left.unwrap_or(self.child)
     }
 
     fn send(&self, what: &[u8], fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), RunError> {
@@ -93,11 +97,7 @@ impl Next {
             let reply = received.and_then(|(bytes, _)| Ok(decode::<Reply>(&bytes)?.0));
             match reply {
                 Ok(Reply::Ready) => return Ok(()),
-                Ok(Reply::Started(pid)) => {
-                    let process = crate::keeper::open_process(pid);
-                    let process = process.map_err(|error| failed(&self.program, &error))?;
-                    self.left = Some((pid, process));
-                }
+                Ok(Reply::Started(pid)) => self.left = Some(pid),
                 Ok(Reply::Failed(why)) => return Err(failed(&self.program, &why)),
                 Err(error) => return Err(failed(&self.program, &error)),
             }
