@@ -1,7 +1,7 @@
 //! Word-wise access to one part of a ring in shared memory.
 //!
 //! Two kinds of access. *Sync words* (indices, descriptor flags, event words) order the two sides
-//! and take an explicit [`Ordering`]. *Data* (addresses, lengths, ids) is read and written relaxed
+//! and take an explicit `Ordering`. *Data* (addresses, lengths, ids) is read and written relaxed
 //! and is ordered by a sync word next to it. Under `cfg(loom)` only sync words have histories,
 //! which keeps the model small enough to exhaust; for data the model checks only that the two sides
 //! never access it concurrently.

@@ -2,7 +2,7 @@
 //!
 //! A segment is mapped memory, or *granted*: bytes of another domain's page, which only the
 //! hypervisor can access. Both kinds are 16 bytes and have the same operations; see
-//! [`grant`](crate::grant).
+//! [`crate::grant`].
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;

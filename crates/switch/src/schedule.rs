@@ -12,7 +12,7 @@
 //! A queue is *hot* (polled in each round), *warm* (polled at a time that is set) or *cold* (armed,
 //! and out of the poll set until it is kicked). Hot queues share a worker by deficit round-robin in
 //! measured time. What it does not do: it takes no lock of an ingress queue, and moves no frame;
-//! [`burst`] does, which drivers with real ports share.
+//! [`burst()`] does, which drivers with real ports share.
 
 mod burst;
 mod commands;

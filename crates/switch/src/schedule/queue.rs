@@ -138,7 +138,7 @@ impl<Q> Queue<Q> {
         self.waits_rate && now < self.nap.1
     }
 
-    /// How its next [burst](super::burst) is to be measured, by `usage`: what the thread has used.
+    /// How its next [burst](super::burst()) is to be measured; `usage`: what the thread has used.
     #[inline]
     pub fn meter<'a>(&self, usage: &'a dyn Fn() -> Usage) -> Option<Meter<'a>> {
         self.pace.meter(usage)
