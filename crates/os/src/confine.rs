@@ -1,5 +1,5 @@
 //! What a thread may request of the kernel: a list of system calls for each kind of thread
-//! (seccomp), few capabilities or none, and no new privileges.
+//! (seccomp), few capabilities or none, no new privileges, and which files (Landlock).
 //!
 //! A thread that makes another call ends the process with SIGSYS, and the kernel's log names thread
 //! and call. Calls that libraries make where they can do without them fail with ENOSYS instead.
@@ -7,6 +7,7 @@
 //! A filter binds the thread that enters it, and the threads that it starts; so each kind enters at
 //! its start. A thread's list holds what it does after that.
 
+mod files;
 mod lists;
 
 use std::cell::Cell;
@@ -34,6 +35,32 @@ pub enum ThreadKind {
     Control,
 }
 
+/// To what threads are confined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sandbox {
+    /// To lists of system calls; the control thread changes no file.
+    On,
+    /// To lists of system calls.
+    Seccomp,
+    /// To nothing.
+    Off,
+}
+
+impl Sandbox {
+    const ALL: [(Self, &str); 3] =
+        [(Self::On, "on"), (Self::Seccomp, "seccomp"), (Self::Off, "off")];
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, own)| *own == name).map(|(kind, _)| kind)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+}
+
 /// Why threads cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
@@ -43,6 +70,13 @@ pub enum ConfineError {
          container has to permit prctl, seccomp and capset"
     )]
     Refused(io::Error),
+    /// The kernel has no Landlock, or a container does not permit it.
+    #[error(
+        "files cannot be protected: {0}: the kernel needs Landlock (5.13, \
+         CONFIG_SECURITY_LANDLOCK, `landlock` in lsm= of its command line), and a container has \
+         to permit its calls"
+    )]
+    Files(io::Error),
     /// There is no list for this processor.
     #[error("system calls cannot be filtered: no filters for this kind of processor")]
     Processor,
@@ -51,7 +85,14 @@ pub enum ConfineError {
 /// Filters of a kind, in the order in which they are entered.
 type Filters = [BpfProgram; 2];
 
-static FILTERS: OnceLock<[Filters; 5]> = OnceLock::new();
+/// What threads are confined to.
+struct Confinement {
+    filters: [Filters; 5],
+    /// Whether the control thread's files are protected.
+    files: bool,
+}
+
+static CONFINEMENT: OnceLock<Confinement> = OnceLock::new();
 
 thread_local! {
     static CONFINED: Cell<Option<ThreadKind>> = const { Cell::new(None) };
@@ -65,20 +106,20 @@ impl ThreadKind {
 ///
 /// # Errors
 /// See [`ConfineError`]; nothing was changed.
-pub fn enable_confinement() -> Result<(), ConfineError> {
-    if FILTERS.get().is_none() {
-        let filters = filters()?;
+pub fn enable_confinement(sandbox: Sandbox) -> Result<(), ConfineError> {
+    if CONFINEMENT.get().is_none() && sandbox != Sandbox::Off {
+        let to = Confinement { filters: filters()?, files: sandbox == Sandbox::On };
         let trial = std::thread::scope(|scope| {
             let thread = Builder::new().name("trial".into());
             let ended = thread.spawn_scoped(scope, || {
                 // The most that there is: what enters as a control thread may enter as another.
-                enter(&filters, ThreadKind::Control)?;
-                enter(&filters, ThreadKind::Closer)
+                to.enter(ThreadKind::Control)?;
+                to.enter(ThreadKind::Closer)
             });
             ended.map_err(ConfineError::Refused)?.join().expect("it does not panic")
         });
         trial?;
-        let _ = FILTERS.set(filters);
+        let _ = CONFINEMENT.set(to);
     }
     Ok(())
 }
@@ -89,8 +130,8 @@ pub fn enable_confinement() -> Result<(), ConfineError> {
 /// # Errors
 /// [`ConfineError::Refused`]
 pub fn confine(kind: ThreadKind) -> Result<(), ConfineError> {
-    let Some(filters) = FILTERS.get() else { return Ok(()) };
-    enter(filters, kind)?;
+    let Some(to) = CONFINEMENT.get() else { return Ok(()) };
+    to.enter(kind)?;
     CONFINED.set(Some(kind));
     Ok(())
 }
@@ -137,25 +178,30 @@ const KEPT: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SYS_RESOURCE);
 
-fn enter(filters: &[Filters; 5], kind: ThreadKind) -> Result<(), ConfineError> {
-    let refused = |error: rustix::io::Errno| ConfineError::Refused(error.into());
-    let kept = if kind == ThreadKind::Control { KEPT } else { CapabilitySet::empty() };
-    let now = capabilities(None).map_err(refused)?;
-    let (effective, permitted) = (now.effective & kept, now.permitted & kept);
-    let less = CapabilitySets { effective, permitted, inheritable: CapabilitySet::empty() };
-    // A filter around this process may refuse the call: it is for processes with capabilities.
-    if now != less {
-        set_capabilities(None, less).map_err(refused)?;
+impl Confinement {
+    fn enter(&self, kind: ThreadKind) -> Result<(), ConfineError> {
+        let refused = |error: rustix::io::Errno| ConfineError::Refused(error.into());
+        let kept = if kind == ThreadKind::Control { KEPT } else { CapabilitySet::empty() };
+        let now = capabilities(None).map_err(refused)?;
+        let (effective, permitted) = (now.effective & kept, now.permitted & kept);
+        let less = CapabilitySets { effective, permitted, inheritable: CapabilitySet::empty() };
+        // A filter around this process may refuse the call: it is for processes with capabilities.
+        if now != less {
+            set_capabilities(None, less).map_err(refused)?;
+        }
+        if kind == ThreadKind::Control && self.files {
+            files::protect().map_err(ConfineError::Files)?;
+        }
+        for filter in &self.filters[kind as usize] {
+            apply_filter(filter).map_err(|error| {
+                ConfineError::Refused(match error {
+                    seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error,
+                    other => io::Error::other(other),
+                })
+            })?;
+        }
+        Ok(())
     }
-    for filter in &filters[kind as usize] {
-        apply_filter(filter).map_err(|error| {
-            ConfineError::Refused(match error {
-                seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error,
-                other => io::Error::other(other),
-            })
-        })?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

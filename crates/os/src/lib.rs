@@ -37,7 +37,9 @@ mod time;
 mod users;
 
 pub use backoff::{Backoff, delay};
-pub use confine::{ConfineError, ThreadKind, confine, enable_confinement, may_spawn, spawn};
+pub use confine::{
+    ConfineError, Sandbox, ThreadKind, confine, enable_confinement, may_spawn, spawn,
+};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, memfd, open_device, read, set_nonblocking, write};
 pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, unpack};

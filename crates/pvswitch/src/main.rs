@@ -39,7 +39,7 @@ use api::{Config, Settings};
 use cli::{Cli, Command, RunArgs};
 use config::Origin;
 pub use error::{AnyError, Usage};
-use os::Priority;
+use os::{Priority, Sandbox};
 use run::{Options, Start};
 use spec::Access;
 use switch::forward::Mode;
@@ -204,7 +204,7 @@ fn options_of(
         placement: settings.word("placement").and_then(Placement::named).unwrap_or_default(),
         cpus: settings.cpus("cpus"),
         priority: settings.word("priority").and_then(Priority::named).unwrap_or_default(),
-        sandbox: settings.word("sandbox") != Some("off"),
+        sandbox: settings.word("sandbox").and_then(Sandbox::named).unwrap_or(Sandbox::On),
         mode: match settings.word("forward") {
             Some("cross") => Mode::Cross,
             _ => Mode::Switch,

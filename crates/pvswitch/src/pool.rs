@@ -67,8 +67,16 @@ pub enum PoolError {
     )]
     Realtime(std::io::Error),
     /// They cannot be confined.
-    #[error("--sandbox on: {0}; or run without: --sandbox off")]
+    #[error("--sandbox on: {0}; or run without: --sandbox {word}", word = without(.0))]
     Confine(#[from] os::ConfineError),
+}
+
+/// The word of `--sandbox` that does without what is missing.
+fn without(error: &os::ConfineError) -> &'static str {
+    match error {
+        os::ConfineError::Files(_) => "seccomp",
+        _ => "off",
+    }
 }
 
 /// The worker threads, and which of them serves each queue.

@@ -116,8 +116,8 @@ pub struct Options {
     pub cpus: Vec<usize>,
     /// Scheduling priority of workers.
     pub priority: Priority,
-    /// Whether threads that serve peers are confined.
-    pub sandbox: bool,
+    /// To what threads are confined.
+    pub sandbox: os::Sandbox,
     /// Forwarding mode.
     pub mode: Mode,
     /// Control socket; `None`: the default path, if it is free.

@@ -116,35 +116,48 @@ fn guests_come_and_go_within_the_sandbox() {
     assert_eq!(closers.get("closer"), Some(&CONFINED), "{closers:?}");
 }
 
-/// A container whose filter refuses filters: an error that says what to permit.
-#[test]
-fn a_system_that_refuses_filters_is_an_error_and_not_a_silent_run_without() {
+/// Runs a switch for a second in a container whose filter refuses a call: exit status and log.
+fn run_without(call: i64, sandbox: &'static str) -> (Option<i32>, String) {
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
     let dir = Dir::new();
-    let run = |sandbox: &'static str| {
-        let control = dir.text("ctl");
-        // The process inherits the filter of the thread that starts it.
-        let thread = std::thread::spawn(move || {
-            let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-            let rules = [(libc::SYS_seccomp, Vec::new())].into_iter().collect();
-            let arch = TargetArch::try_from(std::env::consts::ARCH).unwrap();
-            let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap();
-            let filter: BpfProgram = filter.try_into().unwrap();
-            apply_filter(&filter).unwrap();
-            let mut command = pvswitch();
-            command.args(["run", "--port", "n=null", "--duration", "1", "--control", &control]);
-            command.args(["--sandbox", sandbox]).output().unwrap()
-        });
-        thread.join().unwrap()
-    };
-    let refused = run("on");
-    let error = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1), "{error}");
+    let control = dir.text("ctl");
+    // The process inherits the filter of the thread that starts it.
+    let thread = std::thread::spawn(move || {
+        let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+        let rules = [(call, Vec::new())].into_iter().collect();
+        let arch = TargetArch::try_from(std::env::consts::ARCH).unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap();
+        let filter: BpfProgram = filter.try_into().unwrap();
+        apply_filter(&filter).unwrap();
+        let mut command = pvswitch();
+        command.args(["run", "--port", "n=null", "--duration", "1", "--control", &control]);
+        command.args(["--sandbox", sandbox]).output().unwrap()
+    });
+    let out = thread.join().unwrap();
+    assert!(!dir.path("ctl").exists());
+    (out.status.code(), String::from_utf8(out.stderr).unwrap())
+}
+
+#[test]
+fn a_system_that_refuses_filters_is_an_error_and_not_a_silent_run_without() {
+    let (status, error) = run_without(libc::SYS_seccomp, "on");
+    assert_eq!(status, Some(1), "{error}");
     for word in ["--sandbox on", "Operation not permitted", "container", "--sandbox off"] {
         assert!(error.contains(word), "{word}: {error}");
     }
-    assert!(!dir.path("ctl").exists());
-    assert_eq!(run("off").status.code(), Some(0));
+    assert_eq!(run_without(libc::SYS_seccomp, "off").0, Some(0));
+}
+
+#[test]
+fn a_system_without_landlock_is_an_error_and_seccomp_does_without() {
+    let (status, error) = run_without(libc::SYS_landlock_create_ruleset, "on");
+    assert_eq!(status, Some(1), "{error}");
+    for word in ["--sandbox on", "files", "Landlock", "lsm=", "--sandbox seccomp"] {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    let (status, log) = run_without(libc::SYS_landlock_create_ruleset, "seccomp");
+    assert_eq!(status, Some(0), "{log}");
+    assert!(log.contains("--sandbox seccomp: files are protected"), "{log}");
 }
 
 #[test]

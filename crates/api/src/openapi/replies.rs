@@ -122,11 +122,7 @@ fn status() -> Value {
             ("workers", count(), "number of worker threads"),
             ("placement", text(), "how queues are placed on workers"),
             ("priority", one_of(&["normal", "realtime"]), "scheduling of workers"),
-            (
-                "sandbox",
-                one_of(&["on", "off"]),
-                "whether threads that serve peers are confined to the system calls they need",
-            ),
+            ("sandbox", one_of(&["on", "seccomp", "off"]), "to what threads are confined"),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "address of --http"),
             ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),

@@ -55,13 +55,16 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "sandbox",
         Type::Choice(&[
-            Choice::word("on", "threads that serve peers have few system calls"),
+            Choice::word("on", "threads have few system calls, and write to no files"),
+            Choice::word("seccomp", "the same without Landlock, which some kernels lack"),
             Choice::word("off", "they have all that the process has"),
         ]),
         "on",
-        "whether threads that serve peers are confined to the system calls that they need",
+        "whether threads are confined to the system calls and files that they need",
     )
-    .more(", without any capability ([0042](design/0042-sandbox.md))"),
+    .more(
+        "; `seccomp`: without Landlock, for kernels that lack it ([0042](design/0042-sandbox.md))",
+    ),
     Entry::new(
         "forward",
         Type::Choice(&[

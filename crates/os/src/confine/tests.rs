@@ -1,5 +1,6 @@
 //! Each call is made by a thread of a process of its own: the test's program, started once more.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 
@@ -99,7 +100,7 @@ fn confined_thread() {
     let (kind, what) = case.split_once(':').unwrap();
     let kind = ThreadKind::ALL[kind.parse::<usize>().unwrap()];
     let what = what.to_string();
-    enable_confinement().unwrap();
+    enable_confinement(Sandbox::On).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let builder = Builder::new().name("confined".into());
     let thread = spawn(builder, kind, move || {
@@ -123,6 +124,7 @@ fn confined_thread() {
                 assert!(std::fs::File::open("/dev/null").is_err());
             }
             "usual" => usual(),
+            "files" => files(),
             _ => drop(found.expect("it is in the list").make()),
         }
         sender.send(gettid()).unwrap();
@@ -148,6 +150,30 @@ fn confined_thread() {
         assert_eq!(has & !kept, 0, "{status}");
     }
     std::process::exit(SURVIVED);
+}
+
+/// What a control thread may do with files, and may not.
+fn files() {
+    use std::fs::{File, OpenOptions};
+    use std::os::unix::net::UnixListener;
+    let dir = std::env::temp_dir().join(format!("pvs-files-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let _socket = UnixListener::bind(dir.join("socket")).unwrap();
+    std::fs::rename(dir.join("socket"), dir.join("other")).unwrap();
+    std::fs::remove_file(dir.join("other")).unwrap();
+    let denied = |result: io::Result<File>| {
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    };
+    denied(File::create(dir.join("file")));
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    denied(OpenOptions::new().write(true).open(own));
+    denied(OpenOptions::new().write(true).open("/proc/self/comm"));
+    denied(File::open("/proc/1/mem"));
+    File::open(own).unwrap();
+    OpenOptions::new().write(true).open("/dev/null").unwrap();
+    let memory = crate::memfd("t", 1).unwrap();
+    crate::write(memory.as_fd(), b"x").unwrap();
+    std::fs::remove_dir(dir).unwrap();
 }
 
 fn what_is(case: &str, what: &str) -> bool {
@@ -192,7 +218,7 @@ fn forbidden_calls_end_the_process() {
 
 #[test]
 fn a_control_thread_makes_what_ports_need_and_no_other_process() {
-    for name in ["socket", "memfd_create", "ioctl of a TAP", "setns, network", "seccomp"] {
+    for name in ["socket", "memfd_create", "ioctl of a TAP", "setns, network", "seccomp", "files"] {
         let status = made_by(ThreadKind::Control, name);
         assert_eq!(status.code(), Some(SURVIVED), "{name}: {status}");
     }
@@ -228,18 +254,19 @@ fn only_closers_and_the_control_thread_start_threads_which_are_confined() {
 /// A container's filter that refuses the calls which this needs.
 #[test]
 fn a_system_without_filters_is_an_error() {
-    for rules in [vec![(libc::SYS_seccomp, Vec::new())], vec![(libc::SYS_capset, Vec::new())]] {
-        let rules: Rules = rules.into_iter().collect();
+    for call in [libc::SYS_seccomp, libc::SYS_capset, libc::SYS_landlock_create_ruleset] {
+        let rules: Rules = [(call, Vec::new())].into_iter().collect();
         let arch = TargetArch::try_from(std::env::consts::ARCH).unwrap();
         let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap();
         let filter: BpfProgram = filter.try_into().unwrap();
         let got = std::thread::spawn(move || {
             apply_filter(&filter).unwrap();
-            enter(&filters().unwrap(), ThreadKind::Worker)
+            Confinement { filters: filters().unwrap(), files: true }.enter(ThreadKind::Control)
         });
         let error = got.join().unwrap().unwrap_err();
-        assert!(matches!(error, ConfineError::Refused(_)));
+        let files = call == libc::SYS_landlock_create_ruleset;
+        assert_eq!(matches!(error, ConfineError::Files(_)), files, "{error}");
         assert!(error.to_string().contains("container"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use ::os::Priority;
+use ::os::{Priority, Sandbox};
 use switch::account::Budgets;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port};
@@ -38,10 +38,15 @@ pub(super) fn guard_memory() {
 /// Starts the process that starts programs for this one, and has threads confined.
 fn confine(options: &Options) -> Result<(), RunError> {
     super::starter::start()?;
-    if options.sandbox {
-        ::os::enable_confinement().map_err(PoolError::from)?;
-    } else {
-        tracing::warn!("--sandbox off: threads that serve peers may make any system call");
+    ::os::enable_confinement(options.sandbox).map_err(PoolError::from)?;
+    match options.sandbox {
+        Sandbox::On => {}
+        Sandbox::Seccomp => {
+            tracing::warn!("--sandbox seccomp: files are protected by their permissions alone");
+        }
+        Sandbox::Off => {
+            tracing::warn!("--sandbox off: threads that serve peers may make any system call");
+        }
     }
     vhost_user::foreign::start().map_err(os("closer thread"))
 }

@@ -29,7 +29,7 @@ impl System {
             "call": self.options.call.to_string(),
             "workers": self.pool.workers().len(),
             "priority": self.options.priority.name(),
-            "sandbox": if self.options.sandbox { "on" } else { "off" },
+            "sandbox": self.options.sandbox.name(),
             "placement": self.pool.placement().name(),
             "costs_ns": {
                 "wake": costs.wake.get(),

@@ -25,7 +25,7 @@ pub(super) fn options(control: PathBuf) -> Options {
         placement: Placement::Single,
         cpus: Vec::new(),
         priority: os::Priority::Normal,
-        sandbox: false,
+        sandbox: os::Sandbox::Off,
         mode: Mode::Switch,
         control: Some(control),
         http: None,
