@@ -32,7 +32,9 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
                                    docs/openapi.json
-       cargo xtask static          builds static programs, with musl, and checks that they are
+       cargo xtask static [--twice]
+                                   builds static programs, with musl, and checks that they are;
+                                   that a clone at another path makes the same bytes
        cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask house [--lists] [--binary] [FOLDER]
                                    counts lines, long files and functions, cycles, and packages
@@ -57,6 +59,10 @@ fn main() -> ExitCode {
         }),
         ["static"] => musl::build(&root).map(|programs| {
             programs.iter().for_each(|path| println!("{}", path.display()));
+            true
+        }),
+        ["static", "--twice"] => musl::build_twice(&root).map(|programs| {
+            programs.iter().for_each(|path| println!("the same twice: {}", path.display()));
             true
         }),
         ["settings"] => settings(&root).map(|()| true),
