@@ -443,16 +443,21 @@ fn datagram_ports_go_on_after_upgrade_and_kill() {
 
 // ---- passt ----
 
-/// The passt processes that a switch has started.
+/// The passt processes that a switch has started, by its starter.
 fn passts(switch: &Switch) -> Vec<u32> {
-    let pid = switch.pid();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
     let is_passt = |pid: &u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
         name.is_ok_and(|name| name.starts_with("passt"))
     };
-    pids.filter(is_passt).collect()
+    let started = children(switch.pid()).into_iter().flat_map(children);
+    started.filter(is_passt).collect()
+}
+
+/// The children of a process, none if it has ended.
+fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 #[test]

@@ -64,10 +64,12 @@ impl Place {
     /// A guest at port `g`: its kernel's network stack behind our front half.
     fn start_guest(&self) -> Process {
         let connect = format!("xen-local:{}", self.dir.text("g"));
+        // That of an earlier guest goes after its process.
+        let links = || ip(&format!("-n {} -o link", self.guest));
+        wait_for("no interface of another guest", || !links().contains("eth0"));
         let mut nic = pvswitch();
         nic.args(["nic", "--connect", &connect, "--tap", "eth0", "--netns", &self.guest]);
         let process = Process(nic.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let links = || ip(&format!("-n {} -o link", self.guest));
         wait_for("the guest's interface", || links().contains("eth0"));
         ip(&format!("-n {} addr add 10.9.0.2/24 dev eth0", self.guest));
         ip(&format!("-n {} link set eth0 up", self.guest));

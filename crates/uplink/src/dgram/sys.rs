@@ -44,10 +44,11 @@ pub(super) fn receive(
         header.msg_iov = &raw mut iovecs[i];
         header.msg_iovlen = 1;
         header.msg_control = control[i].as_mut_ptr().cast();
-        header.msg_controllen = CONTROL_WORDS * 8;
+        header.msg_controllen = (CONTROL_WORDS * 8) as _;
         count += 1;
     }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // The types of flags and lengths differ with the C library.
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as _;
     let len = count as libc::c_uint;
     let got = loop {
         let headers = headers.as_mut_ptr();
@@ -81,7 +82,7 @@ fn take_descriptors(header: &libc::msghdr, fds: &mut Vec<OwnedFd>) {
         // SAFETY: it is a header within the control data.
         let cmsg = unsafe { at.read_unaligned() };
         if (cmsg.cmsg_level, cmsg.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            let bytes = cmsg.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
+            let bytes = (cmsg.cmsg_len as usize).saturating_sub(size_of::<libc::cmsghdr>());
             // SAFETY: the data follow the header.
             let data = unsafe { libc::CMSG_DATA(at) }.cast::<libc::c_int>();
             for i in 0..bytes / size_of::<libc::c_int>() {
@@ -116,7 +117,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], ends: &[usize]) -> Resu
         start = *end;
     }
     let len = ends.len() as libc::c_uint;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _;
     loop {
         let headers = headers.as_mut_ptr();
         // SAFETY: the first `len` headers name memory that lives during the call.

@@ -42,7 +42,8 @@ impl Batch {
     ) {
         self.prepare(buffers);
         let len = buffers.len() as libc::c_uint;
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // The types of flags and lengths differ with the C library.
+        let flags = (libc::MSG_DONTWAIT | libc::MSG_TRUNC) as _;
         let (fd, headers) = (socket.as_raw_fd(), self.headers.as_mut_ptr());
         let got = loop {
             // SAFETY: `len` headers name memory that lives, and is not used, during the call: the
@@ -96,7 +97,7 @@ impl Batch {
             header.msg_iov = self.parts[i].as_mut_ptr();
             header.msg_iovlen = 2;
             header.msg_control = self.control[i].as_mut_ptr().cast();
-            header.msg_controllen = CONTROL_WORDS * 8;
+            header.msg_controllen = (CONTROL_WORDS * 8) as _;
         }
     }
 }
