@@ -42,7 +42,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     // Without -p: with the features of all packages, as `cargo run` and `cargo build` do.
     step(
         "build",
@@ -62,6 +62,7 @@ const STEPS: [Step; 13] = [
         Kind::Quiet,
     )
     .beside(),
+    step("static", 10, "xtask static --check", NO_ENV, "Cargo.toml", Kind::Rigs).beside(),
     step("counts", 15, "xtask counts", NO_ENV, crate::counts::BASELINE, Kind::Rigs).beside(),
     step(
         "loom",

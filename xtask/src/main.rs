@@ -32,9 +32,10 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
                                    docs/openapi.json
-       cargo xtask static [--twice]
+       cargo xtask static [--check | --twice]
                                    builds static programs, with musl, and checks that they are;
-                                   that a clone at another path makes the same bytes
+                                   or only compiles; or also builds a clone of the commit at
+                                   another path, which must make the same bytes
        cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask house [--lists] [--binary] [FOLDER]
                                    counts lines, long files and functions, cycles, and packages
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
             programs.iter().for_each(|path| println!("{}", path.display()));
             true
         }),
+        ["static", "--check"] => musl::check(&root),
         ["static", "--twice"] => musl::build_twice(&root).map(|programs| {
             programs.iter().for_each(|path| println!("the same twice: {}", path.display()));
             true
