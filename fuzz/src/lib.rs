@@ -13,6 +13,7 @@ pub mod mutate;
 pub mod poll_policy;
 pub mod ring_image;
 pub mod stream_frames;
+pub mod tenant_rules;
 pub mod vhost_user_stream;
 pub mod vnet_frame;
 pub mod xen_ring;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
 use pvswitch_fuzz::{
-    config_file, corpus, http_request, poll_policy, ring_image, stream_frames, vhost_user_stream,
-    vnet_frame, xen_ring, xenstore,
+    config_file, corpus, http_request, poll_policy, ring_image, stream_frames, tenant_rules,
+    vhost_user_stream, vnet_frame, xen_ring, xenstore,
 };
 
 /// How long each target runs, in ms.
@@ -71,6 +71,30 @@ fn ring_image_holds_and_reaches_every_fault() {
         "UsedLen",
     ];
     assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn tenant_rules_hold_and_every_rule_refuses_a_frame() {
+    let (mut delivered, mut drops) = (0, BTreeSet::new());
+    assert_holds("tenant_rules", tenant_rules::seeds(), |data| {
+        let seen = tenant_rules::explore(data);
+        delivered += seen.delivered;
+        drops.extend(seen.drops);
+    });
+    assert!(delivered > 0);
+    let all = [
+        "arp",
+        "dhcp_server",
+        "ip",
+        "isolated",
+        "mac",
+        "nd",
+        "protocol",
+        "ra",
+        "unchecked",
+        "vlan",
+    ];
+    assert_eq!(drops.into_iter().collect::<Vec<_>>(), all);
 }
 
 #[test]

@@ -172,6 +172,14 @@ impl VnetHdr {
         self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE
     }
 
+    /// Offset of the checksum that the receiver has to store, which may be anywhere in the frame;
+    /// `None`: the frame has no offloads.
+    #[inline]
+    pub(crate) fn csum_at(&self) -> Option<usize> {
+        let at = usize::from(self.csum_start) + usize::from(self.csum_offset);
+        (!self.is_plain()).then_some(at)
+    }
+
     /// Checks the header of a frame of `len` bytes against the negotiated offloads, and returns it
     /// with all ignored fields set to zero.
     ///

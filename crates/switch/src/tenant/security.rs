@@ -21,7 +21,7 @@ use crate::flow::{
     be32, network, src_mac,
 };
 use crate::stats::{Counter, IngressStats};
-use crate::vnet::{GSO_NONE, NEEDS_CSUM, VnetHdr};
+use crate::vnet::{GSO_NONE, VnetHdr};
 
 const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_RARP: u16 = 0x8035;
@@ -241,9 +241,8 @@ impl Packet<'_> {
     /// Requires that a checksum is stored at `first` or later: at an earlier place it would change
     /// what was checked.
     fn check_csum(&self, first: usize) -> Result<(), Refusal> {
-        let field = usize::from(self.hdr.csum_start) + usize::from(self.hdr.csum_offset);
-        let needed = self.hdr.flags & NEEDS_CSUM != 0 || self.hdr.gso_type != GSO_NONE;
-        if needed && field < first { Err(Refusal::Unchecked) } else { Ok(()) }
+        let precedes = self.hdr.csum_at().is_some_and(|at| at < first);
+        if precedes { Err(Refusal::Unchecked) } else { Ok(()) }
     }
 
     /// Requires that there is no offload request: nothing of the frame may change.
@@ -324,8 +323,7 @@ impl Packet<'_> {
             return Err(Refusal::Unchecked);
         }
         // Nothing of the message but its checksum may change.
-        let field = usize::from(self.hdr.csum_start) + usize::from(self.hdr.csum_offset);
-        if !self.hdr.is_plain() && field != at + 2 {
+        if self.hdr.csum_at().is_some_and(|field| field != at + 2) {
             return Err(Refusal::Unchecked);
         }
         // Router advertisement, redirect, mobile prefixes, multicast routers.

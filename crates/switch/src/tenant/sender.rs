@@ -1,9 +1,10 @@
 //! Rules of the port that sent a burst, for each of its frames.
 //!
 //! What depends on the port alone is found once per burst. Most frames then need one comparison:
-//! untagged and, with port security, of the [usual form](Security::is_usual). Others are parsed.
+//! untagged, without offloads and, with port security, of the [usual form](Security::is_usual).
+//! Others are parsed.
 
-use super::vlan::tci;
+use super::vlan::{end_of_tag, tci};
 use super::{Rules, Security, Tenants, Vlan};
 use crate::fdb::PortId;
 use crate::flow::{ETHERTYPE_QINQ, ETHERTYPE_VLAN, be16, vlan_id};
@@ -58,7 +59,10 @@ impl<'t> Sender<'t> {
     #[inline(always)]
     pub fn admit(&mut self, head: &[u8], frame: &Frame, stats: &IngressStats) -> Option<Admitted> {
         let is_usual = match self.security {
-            None => !matches!(be16(head, 12), Some(ETHERTYPE_VLAN | ETHERTYPE_QINQ)),
+            None => {
+                let is_tagged = matches!(be16(head, 12), Some(ETHERTYPE_VLAN | ETHERTYPE_QINQ));
+                !is_tagged && frame.hdr.is_plain()
+            }
             // An IPv4 frame is untagged.
             Some(security) => security.is_usual(head, &frame.hdr),
         };
@@ -78,6 +82,11 @@ impl<'t> Sender<'t> {
             && let Err(refusal) = security.check(head, frame.len, &frame.hdr)
         {
             refusal.counter(stats).add(1);
+            return None;
+        }
+        // The receiver would store it over the tag, or make one: in the VLAN of its choice.
+        if frame.hdr.csum_at().is_some_and(|at| at < end_of_tag(head)) {
+            stats.drops_unchecked.add(1);
             return None;
         }
         self.has_tagged |= tci(head).is_some();

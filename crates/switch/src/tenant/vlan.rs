@@ -84,6 +84,11 @@ pub(super) fn tci(head: &[u8]) -> Option<u16> {
     if be16(head, TAG_AT)? == ETHERTYPE_VLAN { be16(head, TAG_AT + 2) } else { None }
 }
 
+/// Offset of what follows the addresses, the outermost tag and the EtherType.
+pub(super) fn end_of_tag(head: &[u8]) -> usize {
+    TAG_AT + 2 + if tci(head).is_some() { TAG_LEN } else { 0 }
+}
+
 impl Vlan {
     /// VLAN of a frame that the port's peer sent; `None`: the port does not carry it. A priority
     /// tag, whose id is 0, is in the VLAN of untagged frames (IEEE 802.1Q, 6.9.1).
@@ -174,8 +179,7 @@ impl Tagging {
 
     /// Moves the offsets of an offload request.
     fn shift(self, head: &[u8], hdr: &VnetHdr) -> Option<VnetHdr> {
-        let first = TAG_AT + 2 + if tci(head).is_some() { TAG_LEN } else { 0 };
-        if hdr.flags & NEEDS_CSUM != 0 && usize::from(hdr.csum_start) < first {
+        if hdr.flags & NEEDS_CSUM != 0 && usize::from(hdr.csum_start) < end_of_tag(head) {
             return None;
         }
         let moved = |offset: u16| match self {

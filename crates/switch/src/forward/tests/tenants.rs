@@ -270,6 +270,31 @@ fn checksum_that_would_be_written_over_a_tag_is_refused() {
     assert_eq!((rig.got(1).len(), rig.stats(0).drops_unchecked.get()), (0, 1));
 }
 
+/// Found by fuzzing (`tenant_rules`): between two trunks the tag stays as it is, and a receiver
+/// that stores the checksum over it, or over the EtherType of an untagged frame, finds another
+/// VLAN.
+#[test]
+fn checksum_that_the_receiver_would_store_over_a_tag_is_refused() {
+    for mode in [Mode::Switch, Mode::Cross] {
+        let mut rig = rig(mode, vec![trunk(&[6], Some(5)), trunk(&[6], Some(5))]);
+        let with = |at: u16| VnetHdr {
+            flags: NEEDS_CSUM,
+            csum_start: at / 2,
+            csum_offset: at - at / 2,
+            ..VnetHdr::NONE
+        };
+        for at in 0..22 {
+            let one = tagged(BROADCAST, mac(0), Some(6), 0, 1);
+            let other = frame(BROADCAST, mac(0), 2);
+            rig.send_all(0, vec![(one, with(at)), (other, with(at))]);
+            let expected = [(at >= 18).then_some(6), (at >= 14).then_some(0)];
+            let expected: Vec<u16> = expected.into_iter().flatten().collect();
+            assert_eq!(vids(&rig, 1), expected, "checksum at {at}");
+        }
+        assert_eq!(rig.stats(0).drops_unchecked.get(), 18 + 14);
+    }
+}
+
 proptest! {
     /// Each frame reaches exactly the ports that its VLAN and isolation permit, or is counted.
     #[test]

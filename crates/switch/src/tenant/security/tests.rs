@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame::HEAD_LEN;
-use crate::vnet::{GSO_TCPV4, GSO_UDP_L4};
+use crate::vnet::{GSO_TCPV4, GSO_UDP_L4, NEEDS_CSUM};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];

@@ -1,0 +1,12 @@
+//! See [`pvswitch_fuzz::tenant_rules`]. Without cargo-fuzz: runs the files named on the command
+//! line.
+#![cfg_attr(fuzzing, no_main)]
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pvswitch_fuzz::tenant_rules::run(data));
+
+#[cfg(not(fuzzing))]
+fn main() {
+    use pvswitch_fuzz::tenant_rules::{run, seeds};
+    pvswitch_fuzz::replay(run, seeds);
+}
