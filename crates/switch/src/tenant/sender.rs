@@ -84,8 +84,8 @@ impl<'t> Sender<'t> {
             refusal.counter(stats).add(1);
             return None;
         }
-        // The receiver would store it over the tag, or make one: in the VLAN of its choice.
-        if frame.hdr.csum_at().is_some_and(|at| at < end_of_tag(head)) {
+        // The receiver would store the checksum over the tag, or as one: any VLAN.
+        if !frame.hdr.is_plain() && usize::from(frame.hdr.csum_start) < end_of_tag(head) {
             stats.drops_unchecked.add(1);
             return None;
         }

@@ -151,8 +151,7 @@ impl Vlan {
 
 impl Tagging {
     /// Writes `head` with the changed tag to `out`. Returns its length, and the offload request
-    /// with offsets moved; `None`: the head is too short, or its checksum would be over the
-    /// addresses or the tag.
+    /// with offsets moved; `None`: the head is too short, or an offset would not be in 16 bits.
     pub(crate) fn apply(
         self,
         head: &[u8],
@@ -173,15 +172,13 @@ impl Tagging {
             at += TAG_LEN;
         }
         out.get_mut(at..at + rest.len())?.copy_from_slice(rest);
-        let hdr = if hdr.is_plain() { *hdr } else { self.shift(head, hdr)? };
+        let hdr = if hdr.is_plain() { *hdr } else { self.shift(hdr)? };
         Some((at + rest.len(), hdr))
     }
 
-    /// Moves the offsets of an offload request.
-    fn shift(self, head: &[u8], hdr: &VnetHdr) -> Option<VnetHdr> {
-        if hdr.flags & NEEDS_CSUM != 0 && usize::from(hdr.csum_start) < end_of_tag(head) {
-            return None;
-        }
+    /// Moves the offsets of an offload request, which are behind the tag in an
+    /// [admitted](super::Sender::admit) frame.
+    fn shift(self, hdr: &VnetHdr) -> Option<VnetHdr> {
         let moved = |offset: u16| match self {
             Self::Push(_) => offset.checked_add(TAG_LEN as u16),
             Self::Pop => offset.checked_sub(TAG_LEN as u16),

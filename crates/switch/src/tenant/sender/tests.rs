@@ -4,7 +4,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::vnet::VnetHdr;
+use crate::vnet::{NEEDS_CSUM, VnetHdr};
 
 fn vlan() -> impl Strategy<Value = Vlan> {
     let ids = prop::collection::vec(1..6_u16, 0..3);
@@ -57,31 +57,37 @@ proptest! {
     fn frames_of_a_burst_are_decided_as_each_alone(
         tenants in tenants(),
         from in 0..5_u16,
-        frames in prop::collection::vec((head(), 0..5_u16), 1..20),
+        frames in prop::collection::vec((head(), 0..5_u16, prop::option::of(0..40_u16)), 1..20),
     ) {
         let (port, stats) = (PortId(from), IngressStats::default());
         let mut sender = tenants.sender(port);
-        let (mut has_tagged, mut vlan, mut security, mut isolated) = (false, 0, 0, 0);
-        for (head, to) in &frames {
+        let (mut has_tagged, mut vlan, mut unchecked, mut isolated) = (false, 0, 0, 0);
+        for (head, to, summed) in &frames {
             let frame = Frame {
                 seg_first: 0,
                 seg_count: 1,
                 len: head.len() as u32,
-                hdr: VnetHdr::NONE,
+                hdr: summed.map_or(VnetHdr::NONE, |csum_start| VnetHdr {
+                    flags: NEEDS_CSUM,
+                    csum_start,
+                    ..VnetHdr::NONE
+                }),
             };
+            let has_tag = head.get(12..16).is_some_and(|tag| tag[..2] == [0x81, 0]);
+            let over_tag = summed.is_some_and(|start| start < if has_tag { 18 } else { 14 });
             let rules = tenants.of(port).cloned().unwrap_or_default();
             let admitted = sender.admit(head, &frame, &stats);
             let vid = rules.vlan.classify(head);
             let checked = rules.security.as_ref()
                 .map_or(Ok(()), |rules| rules.check(head, frame.len, &frame.hdr));
-            let is_permitted = vid.is_some() && checked.is_ok();
+            let is_permitted = vid.is_some() && checked.is_ok() && !over_tag;
             prop_assert_eq!(admitted.map(|admitted| admitted.vid), vid.filter(|_| is_permitted));
             vlan += u64::from(vid.is_none());
-            security += u64::from(vid.is_some() && checked.is_err());
+            unchecked += u64::from(vid.is_some() && !is_permitted);
             let Some(Admitted { key, vid }) = admitted else { continue };
             let is_transparent = rules.vlan == Vlan::Transparent;
             prop_assert_eq!(key, if is_transparent { vlan_id(head) } else { vid });
-            has_tagged |= head.get(12..16).is_some_and(|tag| tag[..2] == [0x81, 0]);
+            has_tagged |= has_tag;
 
             let to = PortId(*to);
             let reaches = sender.may_reach(to, vid, &stats);
@@ -93,7 +99,7 @@ proptest! {
         prop_assert_eq!(sender.has_tagged(), has_tagged);
         prop_assert_eq!((stats.drops_vlan.get(), stats.drops_isolated.get()), (vlan, isolated));
         let all: u64 = stats.all().map(|(_, n)| n).sum();
-        prop_assert_eq!(all, vlan + isolated + security);
+        prop_assert_eq!(all, vlan + isolated + unchecked);
     }
 
     /// The change of tag found once for a burst without tags is that of each of its frames.
