@@ -52,6 +52,7 @@ pub fn write_whole(fd: BorrowedFd<'_>, bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::wait_readable;
+    use rustix::event::{PollFd, PollFlags};
     use std::os::fd::AsFd;
     use std::time::Duration;
 
@@ -77,6 +78,9 @@ mod tests {
         }
         assert!(!write_whole(write.as_fd(), b"x"));
         drop(read);
+        // A process that another test is starting has that end, too, for a moment.
+        let mut ended = [PollFd::new(&write, PollFlags::empty())];
+        assert_eq!(rustix::event::poll(&mut ended, None), Ok(1));
         signal(write.as_fd());
         assert!(write_whole(write.as_fd(), b"x"));
     }
