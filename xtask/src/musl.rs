@@ -52,8 +52,8 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-/// The same as [`build`], and again in a clone of the commit at another path, with the packages at
-/// another path.
+/// The same as [`build`], and again in a clone of the commit at another path, with copies of the
+/// packages at another path.
 ///
 /// # Errors
 /// As for [`build`]; uncommitted changes, which the clone would not have; or a program differs.
@@ -76,10 +76,23 @@ fn clone_and_build(root: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
     let error = |what: std::io::Error| format!("{}: {what}", folder.display());
     std::fs::create_dir(folder).map_err(error)?;
     let (checkout, home) = (folder.join("a checkout elsewhere"), folder.join("cargo"));
-    std::os::unix::fs::symlink(cargo_home()?, &home).map_err(error)?;
+    copy_packages(&cargo_home()?, &home)?;
     let path = |path: &Path| path.to_string_lossy().into_owned();
     git(folder, &["clone", "--quiet", &path(root), &path(&checkout)])?;
     build_in(&checkout, &home, &checkout.join("target"))
+}
+
+/// Copies what cargo has downloaded. A link would not do: the compiler finds where it leads.
+fn copy_packages(home: &Path, to: &Path) -> Result<(), String> {
+    let registry = to.join("registry");
+    std::fs::create_dir_all(&registry).map_err(|e| format!("{}: {e}", registry.display()))?;
+    let from = ["index", "cache"].map(|name| home.join("registry").join(name));
+    let status = Command::new("cp").arg("-r").args(from).arg(&registry).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("cp: {status}")),
+        Err(error) => Err(format!("cp: {error}")),
+    }
 }
 
 fn build_in(root: &Path, home: &Path, directory: &Path) -> Result<Vec<PathBuf>, String> {
