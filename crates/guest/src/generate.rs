@@ -7,10 +7,12 @@
 //! With several queues each flow stays on one queue; one thread serves all queues.
 
 mod frame;
+mod hdr;
 mod idle;
 mod pace;
 mod pass;
 mod replay;
+mod trial;
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -39,6 +41,7 @@ pub use self::frame::{Aside, Size, parse_also};
 pub use self::idle::{Idle, raise_limit, run as run_idle, targets};
 pub use self::pace::{Burst, OnOff, parse_rate};
 pub use self::pass::{Pass, run as run_pass};
+pub use self::trial::{Trial, run as run_trial};
 
 /// Longest wait at the end until the switch has taken the last frames.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
@@ -129,6 +132,8 @@ pub struct Options {
     pub control: Option<PathBuf>,
     /// Print totals as JSON.
     pub json: bool,
+    /// File for the histogram of latencies.
+    pub hdr: Option<PathBuf>,
     /// Delay after which a timed sleep ends late on this machine.
     pub nap_late: Ns,
 }
@@ -245,6 +250,7 @@ struct Generator {
     awaiting: Option<(u64, Instant)>,
     replay: Option<Replay>,
     cpu_before: Duration,
+    hdr: Option<PathBuf>,
     json: bool,
 }
 
@@ -265,7 +271,7 @@ impl Generator {
         control: Option<&Control>,
         running: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        let started = now();
+        let (wall, started) = (std::time::SystemTime::now(), now());
         let end = duration.map(|d| started + d);
         let mut report_at = interval.map(|i| started + i);
         let result = loop {
@@ -293,6 +299,9 @@ impl Generator {
             self.drain()?;
         }
         self.print(elapsed);
+        if let Some(path) = &self.hdr {
+            hdr::write(path, &self.latency_ns, wall, elapsed.into())?;
+        }
         result
     }
 
@@ -317,13 +326,14 @@ impl Generator {
             mac: args.mac,
             peer: args.peer,
             totals: Totals::new(),
-            latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
+            latency_ns: latency_histogram(),
             check: args.check,
             also: args.also,
             frames: args.frames.unwrap_or(u64::MAX),
             awaiting: None,
             replay: None,
             cpu_before: os::process_cpu_time(),
+            hdr: args.hdr.clone(),
             json: args.json,
             guest,
         })
@@ -613,6 +623,11 @@ impl Generator {
             println!("{}\ndriver: {report}", Summary(&value));
         }
     }
+}
+
+/// An empty histogram of latencies, up to a minute.
+fn latency_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds")
 }
 
 /// Announces an address, as a guest's kernel does when its interface comes up: frames for an

@@ -139,6 +139,9 @@ Examples:
   pvswitch gen --connect vhost-user:/run/pvswitch/p1.sock --mode sink
   pvswitch gen --connect vhost-user:/run/pvswitch/p2.sock --size imix --rate 100k \\
       --duration 10 --json
+  pvswitch gen --connect vhost-user:/run/pvswitch/p{}.sock --mode trial --rate 2M --size imix \\
+      --addresses 1000 --both-ways --duration 10 --hdr latency.hlog
+      Between p0 and p1: loss of 2 x 2 M frames/s, and latency from the time each was due
   pvswitch gen --connect vhost-user:/run/pvswitch/p2.sock --burst 32,1000 \\
       --set tx-completion=on-half-empty
   pvswitch gen --connect xen-local:/run/pvswitch/p1,split=off --mode echo --poll event
@@ -572,12 +575,15 @@ pub struct GenArgs {
     /// What to do with frames: send: send them; sink: count received frames; echo: send received
     /// frames back with addresses swapped; rr: send one, wait for its echo, measure, repeat; pass:
     /// connect to two ports, {} in the socket path replaced by 0 and 1, and pass frames from the
-    /// first to the second in one thread that never sleeps; idle: connect and stay idle; hostile,
+    /// first to the second in one thread that never sleeps; trial: the same at --rate, for
+    /// --duration after --warm-up: frames due then and not received are lost, latencies are from
+    /// the time at which a frame was due; idle: connect and stay idle; hostile,
     /// hostile=RING, hostile=CASE: violate the protocol, to test the switch; hostile=list: list the
     /// cases
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
     pub mode: GenMode,
-    /// Frame size in bytes without FCS: N, MIN-MAX, or imix
+    /// Frame size in bytes without FCS: N, MIN-MAX, imix (7 of 60, 4 of 590, 1 of 1514), or
+    /// imix:LETTERS of RFC 6985: imix:aaag
     #[arg(long, default_value = "60")]
     pub size: Size,
     /// Frames per second (suffix k or M); unlimited by default. Gaps too short for a timer are
@@ -601,6 +607,18 @@ pub struct GenArgs {
     /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
+    /// With --mode trial: MAC addresses of each guest, from --mac and --peer upwards, in turn
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub addresses: Option<u32>,
+    /// With --mode trial: both guests send, each at --rate
+    #[arg(long)]
+    pub both_ways: bool,
+    /// With --mode trial: seconds of traffic before those that count [default: 0.1]
+    #[arg(long, value_name = "SECS")]
+    pub warm_up: Option<f64>,
+    /// Write a histogram of latencies, in ns, to this file: an HdrHistogram log (V2)
+    #[arg(long, value_name = "FILE")]
+    pub hdr: Option<PathBuf>,
     /// Our MAC address
     #[arg(long, value_parser = api::mac, default_value = "02:00:00:00:00:01")]
     pub mac: [u8; 6],
@@ -643,6 +661,8 @@ pub enum GenMode {
     Rr,
     /// Pass frames from one port to another.
     Pass,
+    /// Offer frames at a rate, and count those that arrive.
+    Trial,
     /// Stay idle.
     Idle,
     /// Violate the protocol.
@@ -672,6 +692,7 @@ impl GenMode {
             ("echo", None) => Self::Echo,
             ("rr", None) => Self::Rr,
             ("pass", None) => Self::Pass,
+            ("trial", None) => Self::Trial,
             ("idle", None) => Self::Idle,
             ("hostile", None | Some("all")) => Self::Hostile(Cases::All),
             ("hostile", Some("list")) => Self::Hostile(Cases::List),
@@ -687,7 +708,7 @@ impl GenMode {
                 Self::Hostile(Cases::One(known))
             }
             _ => {
-                let error = "possible values: send, sink, echo, rr, pass, idle, hostile, \
+                let error = "possible values: send, sink, echo, rr, pass, trial, idle, hostile, \
                            hostile=list, hostile=RING, hostile=CASE";
                 return Err(error.into());
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use guest::Connect;
-use guest::generate::{self, Idle, Mode, Options, Pass};
+use guest::generate::{self, Idle, Mode, Options, Pass, Trial};
 use switch::time::Ns;
 
 use crate::cli::{GenArgs, GenMode};
@@ -26,11 +26,13 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         GenMode::Echo => Mode::Echo,
         GenMode::Rr => Mode::Rr,
         GenMode::Pass => return pass(args, to, duration, &running),
+        GenMode::Trial => return trial(args, to, duration, &running),
         GenMode::Idle | GenMode::Hostile(_) => return many(args, to, duration, &running),
     };
     if args.count.is_some() {
         return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
+    only_trial(args)?;
     // Measured on the CPUs of this process, before it is pinned to one.
     let nap_late = cost::costs().nap_late;
     let options = Options {
@@ -53,6 +55,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         interval,
         control: args.report.control.clone(),
         json: args.report.json,
+        hdr: args.hdr.clone(),
         nap_late,
     };
     os::precise_timers();
@@ -66,23 +69,13 @@ fn pass(
     duration: Option<Duration>,
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
-    for (option, given) in [
+    only_trial(args)?;
+    let also = [
         ("rate", args.rate.is_some()),
-        ("replay", args.replay),
-        ("burst", args.burst.is_some()),
-        ("on-off", args.on_off.is_some()),
-        ("tick", args.tick.is_some()),
         ("flows", args.flows != 1),
-        ("check", args.check),
-        ("also", args.also.is_some()),
-        ("count", args.count.is_some()),
-        ("interval", args.report.interval.is_some()),
-        ("control", args.report.control.is_some()),
-    ] {
-        if given {
-            return Err(Usage(format!("--{option}: not with --mode pass")).into());
-        }
-    }
+        ("hdr", args.hdr.is_some()),
+    ];
+    refuse(&[&also[..], &of_one_guest(args)].concat(), "not with --mode pass")?;
     let [size] = args.size.0[..] else {
         return Err(Usage("--size: one size with --mode pass".into()).into());
     };
@@ -91,6 +84,71 @@ fn pass(
     let GenArgs { mac, peer, cpu, frames, .. } = *args;
     let pass = Pass { to, targets, size, mac, peer, cpu, frames, duration, json: args.report.json };
     generate::run_pass(&pass, running).map_err(guest_error)
+}
+
+/// Window of a trial, and traffic before it, in seconds, unless given.
+const TRIAL_S: [f64; 2] = [1.0, 0.1];
+
+/// Both guests of two ports, at a rate.
+fn trial(
+    args: &GenArgs,
+    to: Connect,
+    duration: Option<Duration>,
+    running: &dyn Fn() -> bool,
+) -> Result<(), AnyError> {
+    let also = [("frames", args.frames.is_some())];
+    refuse(&[&also[..], &of_one_guest(args)].concat(), "not with --mode trial")?;
+    let targets = generate::targets(&args.connect.connect, &to, 2).map_err(Usage)?;
+    let [window, warm_up] = TRIAL_S;
+    let trial = Trial {
+        to,
+        targets: targets.try_into().expect("two were requested"),
+        size: args.size.clone(),
+        rate: args.rate,
+        both_ways: args.both_ways,
+        addresses: args.addresses.unwrap_or(1),
+        flows: args.flows.max(1),
+        mac: args.mac,
+        peer: args.peer,
+        cpu: args.cpu,
+        warm_up: time(args.warm_up.unwrap_or(warm_up))?,
+        window: duration.map_or_else(|| time(window), Ok)?,
+        hdr: args.hdr.clone(),
+        json: args.report.json,
+    };
+    generate::run_trial(&trial, running).map_err(guest_error)
+}
+
+/// Whether options of a single guest are given.
+fn of_one_guest(args: &GenArgs) -> [(&'static str, bool); 8] {
+    [
+        ("replay", args.replay),
+        ("burst", args.burst.is_some()),
+        ("on-off", args.on_off.is_some()),
+        ("tick", args.tick.is_some()),
+        ("check", args.check),
+        ("also", args.also.is_some()),
+        ("count", args.count.is_some()),
+        ("interval or --control", args.report.interval.is_some() || args.report.control.is_some()),
+    ]
+}
+
+/// Refuses options of trials in other modes.
+fn only_trial(args: &GenArgs) -> Result<(), Usage> {
+    let of_trials = [
+        ("addresses", args.addresses.is_some()),
+        ("both-ways", args.both_ways),
+        ("warm-up", args.warm_up.is_some()),
+    ];
+    refuse(&of_trials, "only with --mode trial")
+}
+
+/// Refuses the first option given.
+fn refuse(options: &[(&str, bool)], why: &str) -> Result<(), Usage> {
+    match options.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(Usage(format!("--{option}: {why}"))),
+        None => Ok(()),
+    }
 }
 
 /// Idle guests or hostile peers, several at once; they have no policies.
@@ -103,6 +161,8 @@ fn many(
     if args.replay {
         return Err(Usage("--replay: only with --mode send and --mode sink".into()).into());
     }
+    only_trial(args)?;
+    refuse(&[("hdr", args.hdr.is_some())], "not with --mode idle and hostile")?;
     if args.frames.is_some() {
         return Err(Usage("--frames: only with --mode send, sink and rr".into()).into());
     }

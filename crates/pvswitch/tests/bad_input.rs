@@ -220,7 +220,7 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 32] = [
+    let bad: [(&[&str], &str); 41] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
@@ -243,11 +243,20 @@ fn guests_that_cannot_connect() {
         (&["--mode", "hostile=lops"], "no case 'lops' (did you mean 'loops'?)"),
         (&["--mode", "hostile=commits"], "no such case for split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
-        (&["--mode", "shout"], "possible values: send, sink, echo, rr, pass, idle"),
+        (&["--mode", "shout"], "possible values: send, sink, echo, rr, pass, trial, idle"),
         (&["--mode", "pass"], "for 2 ports write {} for the number"),
         (&["--mode", "pass", "--rate", "1k"], "--rate: not with --mode pass"),
         (&["--mode", "pass", "--replay"], "--replay: not with --mode pass"),
         (&["--mode", "pass", "--size", "imix"], "one size with --mode pass"),
+        (&["--mode", "pass", "--hdr", "x"], "--hdr: not with --mode pass"),
+        (&["--mode", "trial"], "for 2 ports write {} for the number"),
+        (&["--mode", "trial", "--frames", "9"], "--frames: not with --mode trial"),
+        (&["--mode", "trial", "--check"], "--check: not with --mode trial"),
+        (&["--mode", "trial", "--warm-up=-1"], "for 2 ports write {}"),
+        (&["--mode", "trial", "--addresses", "2"], "for 2 ports write {}"),
+        (&["--addresses", "2"], "--addresses: only with --mode trial"),
+        (&["--mode", "pass", "--both-ways"], "--both-ways: only with --mode trial"),
+        (&["--mode", "idle", "--hdr", "x"], "--hdr: not with --mode idle"),
         (&["--mode", "echo", "--frames", "9"], "--frames: only with --mode send, sink and rr"),
         (&["--mode", "idle", "--frames", "9"], "--frames: only with --mode send, sink and rr"),
         (&["--interval=-1"], "invalid duration"),

@@ -73,6 +73,44 @@ fn one_thread_passes_every_frame_from_port_to_port() {
 }
 
 #[test]
+fn every_frame_of_a_trial_is_received_or_lost() {
+    for (forward, guest) in [
+        ("cross", &["--size", "100"][..]),
+        ("switch", &["--size", "imix", "--both-ways", "--flows", "7"]),
+        ("switch", &["--addresses", "300", "--both-ways", "--packed"]),
+    ] {
+        let dir = Dir::new();
+        let ports = [dir.port("p0", ""), dir.port("p1", "")];
+        let switch = Switch::start(&dir, &["--forward", forward, "--poll", "event"], &ports);
+        let path = dir.path("latency.hlog");
+        let hdr = path.display().to_string();
+        let rest = ["--mode", "trial", "--rate", "20k", "--duration", "0.2", "--hdr", &hdr];
+        let rest = [&rest[..], &["--peer", "02:01:00:00:00:00"]].concat();
+        let report = Gen::start(&dir.path("p{}"), &[guest, &rest].concat()).report();
+        let n = |key: &str| report[key].as_u64().unwrap_or_else(|| panic!("{key} in {report}"));
+        // Frames are due at the rate, whether they were sent or not.
+        let ways = if guest.contains(&"--both-ways") { 2 } else { 1 };
+        assert_eq!(n("offered_frames"), 4000 * ways, "{report}");
+        assert_eq!(n("received_frames") + n("lost_frames"), n("offered_frames"));
+        assert_eq!(n("sent_frames") + n("not_sent_frames"), n("offered_frames"));
+        assert_eq!(n("latency_samples"), n("received_frames"));
+        assert_eq!(n("late_frames"), 0, "{report}");
+        let drops = |port: &str| {
+            let stats = switch.port("stats", port);
+            let queues = stats["egress"].as_array().unwrap();
+            let counters = queues.iter().flat_map(|queue| queue.as_object().unwrap());
+            let drops = counters.filter(|(name, _)| name.starts_with("drops_"));
+            drops.map(|(_, n)| n.as_u64().unwrap_or(0)).sum::<u64>()
+        };
+        let arrived = n("all_received_frames") + drops("p0") + drops("p1");
+        assert!(arrived >= n("all_sent_frames"), "{arrived}: {report}");
+        // The mark of compressed histograms.
+        let log = std::fs::read_to_string(&path).unwrap();
+        assert!(log.lines().any(|line| line.contains(",HISTFAAA")), "{log}");
+    }
+}
+
+#[test]
 fn jumbo_frames_are_echoed() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);

@@ -34,15 +34,22 @@ impl FromStr for Size {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let error = || {
-            format!("invalid frame size '{s}': use N, MIN-MAX ({SIZE_MIN} to {SIZE_MAX}), or imix")
+            format!(
+                "invalid frame size '{s}': use N, MIN-MAX ({SIZE_MIN} to {SIZE_MAX}), imix, or \
+                 imix:LETTERS (RFC 6985: a to i)"
+            )
         };
         let one = |s: &str| {
             let n = s.parse().map_err(|_| error())?;
             if (SIZE_MIN..=SIZE_MAX).contains(&n) { Ok(n) } else { Err(error()) }
         };
         if s == "imix" {
-            // The usual simple IMIX, 7:4:1, without FCS.
-            return Ok(Self([[60; 7].as_slice(), &[566; 4], &[1514]].concat()));
+            // 7 of 40, 4 of 576, 1 of 1500 bytes of IP: 64, 594 and 1518 with FCS.
+            return Ok(Self([[60; 7].as_slice(), &[590; 4], &[1514]].concat()));
+        }
+        if let Some(letters) = s.strip_prefix("imix:") {
+            let sizes: Option<Vec<u32>> = letters.chars().map(of_letter).collect();
+            return sizes.filter(|sizes| !sizes.is_empty()).map(Self).ok_or_else(error);
         }
         match s.split_once('-') {
             None => Ok(Self(vec![one(s)?])),
@@ -58,6 +65,13 @@ impl FromStr for Size {
             }
         }
     }
+}
+
+/// The size of a letter of RFC 6985, section 4, without FCS.
+fn of_letter(letter: char) -> Option<u32> {
+    const SIZES: [u32; 9] = [64, 128, 256, 512, 1024, 1280, 1518, 2112, 9000];
+    let at = u32::from(letter).checked_sub(u32::from('a'))?;
+    SIZES.get(at as usize).map(|size| size - 4)
 }
 
 /// Ethernet, IPv4 and UDP headers of a frame of `size` bytes.
@@ -174,8 +188,10 @@ mod tests {
         assert_eq!("60".parse(), Ok(Size(vec![60])));
         let spread: Size = "60-1514".parse().unwrap();
         assert!(spread.0.iter().all(|s| (60..=1514).contains(s)) && spread.0.len() == 1024);
-        assert_eq!("imix".parse::<Size>().unwrap().0.len(), 12);
-        for bad in ["", "59", "9217", "100-60", "x", "60-"] {
+        let imix = "imix".parse::<Size>().unwrap().0;
+        assert_eq!((imix.len(), imix.iter().sum::<u32>() + 12 * 4), (12, 7 * 64 + 4 * 594 + 1518));
+        assert_eq!("imix:aagi".parse(), Ok(Size(vec![60, 60, 1514, 8996])));
+        for bad in ["", "59", "9217", "100-60", "x", "60-", "imix:", "imix:j", "imix:aZ"] {
             assert!(bad.parse::<Size>().unwrap_err().contains("imix"), "{bad}");
         }
     }
