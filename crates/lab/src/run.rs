@@ -162,6 +162,7 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     stage.agent = copy(&this_program()?, "pvswitch-lab")?;
     stage.guest = order.guest;
     stage.kernel.clone_from(&order.kernel);
+    stage.results.clone_from(&order.out);
     Ok(stage)
 }
 

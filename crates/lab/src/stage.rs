@@ -100,6 +100,8 @@ pub struct Stage {
     pub guest: GuestKind,
     /// Folder with a stock kernel for guests: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
     pub kernel: PathBuf,
+    /// Folder of the results, for files that a run leaves there.
+    pub results: PathBuf,
     image: OnceLock<vm::Image>,
     dir: TempDir,
     next: AtomicU32,
@@ -151,6 +153,7 @@ impl Stage {
             proto,
             guest: GuestKind::Netns,
             kernel: "/".into(),
+            results: dir.path().into(),
             image: OnceLock::new(),
             dir,
             next: AtomicU32::new(0),

@@ -9,6 +9,7 @@ mod hostile;
 mod idle;
 mod latency;
 mod limit;
+mod ndr;
 mod neighbours;
 mod pair;
 mod peers;
@@ -36,6 +37,7 @@ pub const ALL: &[&dyn Study] = &[
     &hostile::Hostile,
     &receivers::Receivers,
     &limit::Limit,
+    &ndr::Ndr,
     &soak::Soak,
     &sandbox::Sandbox,
 ];

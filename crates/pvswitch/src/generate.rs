@@ -70,11 +70,8 @@ fn pass(
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
     only_trial(args)?;
-    let also = [
-        ("rate", args.rate.is_some()),
-        ("flows", args.flows != 1),
-        ("hdr", args.hdr.is_some()),
-    ];
+    let also =
+        [("rate", args.rate.is_some()), ("flows", args.flows != 1), ("hdr", args.hdr.is_some())];
     refuse(&[&also[..], &of_one_guest(args)].concat(), "not with --mode pass")?;
     let [size] = args.size.0[..] else {
         return Err(Usage("--size: one size with --mode pass".into()).into());

@@ -261,6 +261,12 @@ impl<'a> Window<'a> {
         Ok(Self { switch, roles: roles.into(), before: switch.snapshot(roles)? })
     }
 
+    /// Counts of a switch from its start up to now.
+    pub fn since_start(switch: &'a Switch) -> Result<Count, Fail> {
+        let now = switch.snapshot(&[])?;
+        Ok(Count::between(&Snapshot { stats: Value::Null, ..now.clone() }, &now))
+    }
+
     /// Egress counter at its start, summed over the ports whose names start with `ports`.
     pub fn total(&self, ports: &str, counter: &str) -> f64 {
         let zero = Snapshot { stats: Value::Null, ..self.before.clone() };

@@ -12,7 +12,7 @@ use crate::stage::{
 use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
-mod ends;
+pub mod ends;
 
 use self::ends::{Nets, Sockets, spent};
 

@@ -30,6 +30,13 @@ pub struct Flows {
     pub sizes: Vec<u32>,
 }
 
+/// Numbers of an address and of a flow, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Path {
+    address: u32,
+    flow: u16,
+}
+
 impl Flows {
     /// Size of frame `n`.
     fn size(&self, n: u64) -> u32 {
@@ -37,12 +44,13 @@ impl Flows {
     }
 
     /// Which address and flow frame `n` has.
-    fn path(&self, n: u64) -> (u32, u16) {
-        let address = n % u64::from(self.addresses.max(1));
-        (address as u32, (n % u64::from(self.flows.max(1))) as u16)
+    fn path(&self, n: u64) -> Path {
+        let address = (n % u64::from(self.addresses.max(1))) as u32;
+        Path { address, flow: (n % u64::from(self.flows.max(1))) as u16 }
     }
 
-    fn headers(&self, size: u32, (address, flow): (u32, u16)) -> [u8; HEADERS] {
+    fn headers(&self, size: u32, path: Path) -> [u8; HEADERS] {
+        let Path { address, flow } = path;
         headers(nth(self.mac, address), nth(self.peer, address), size, flow)
     }
 }
@@ -96,7 +104,7 @@ pub struct End {
     /// Header of a packet, headers, stamp and payload of the next frame.
     bytes: Vec<u8>,
     /// Size and path of the headers in `bytes`.
-    built: Option<(u32, (u32, u16))>,
+    built: Option<(u32, Path)>,
     /// Buffers that the switch does not have.
     free: Vec<u16>,
     /// Buffers to return.
@@ -234,7 +242,7 @@ impl End {
                 continue;
             };
             received.frames += 1;
-            let flow = &mut next[usize::from(flows.path(number).1)];
+            let flow = &mut next[usize::from(flows.path(number).flow)];
             received.late += u64::from(number < *flow);
             *flow = number.saturating_add(1).max(*flow);
             if number < first {
@@ -281,9 +289,9 @@ mod tests {
             sizes: vec![60, 1514],
         };
         let frames: Vec<_> = (0..7).map(|n| (flows.path(n), flows.size(n))).collect();
-        assert_eq!(frames[5], ((2, 1), 1514));
-        assert_eq!(frames[6], ((0, 0), 60));
-        let headers = flows.headers(60, (1, 1));
+        assert_eq!(frames[5], (Path { address: 2, flow: 1 }, 1514));
+        assert_eq!(frames[6], (Path { address: 0, flow: 0 }, 60));
+        let headers = flows.headers(60, Path { address: 1, flow: 1 });
         assert_eq!(headers[..6], [2, 1, 0, 1, 0, 0], "the next one, with a carry");
         assert_eq!(headers[6..12], [2, 0, 0, 0, 0, 2]);
     }

@@ -6,8 +6,8 @@ use std::process::Command;
 use crate::error::Fail;
 use crate::machine::huge_pages_free;
 use crate::stage::{
-    Namespace, Nic, NicOptions, Place, Port, Process, START_MAX_S, Stage, Switch, SwitchOptions,
-    cpu_ns, need, wait_for,
+    Namespace, Nic, NicOptions, Place, Port, Process, Proto, START_MAX_S, Stage, Switch,
+    SwitchOptions, cpu_ns, need, wait_for,
 };
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
@@ -35,10 +35,10 @@ pub struct Nets {
     _parts: Vec<Part>,
 }
 
-/// Part of a set-up that is kept only to be dropped at its end.
+/// Part of a set-up, which ends when it is dropped.
 enum Part {
     Process { _it: Process },
-    Switch { _it: Switch },
+    Switch { it: Switch },
     Bridge { _it: Namespace },
 }
 
@@ -75,7 +75,7 @@ impl Nets {
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         switch.wait_up(2)?;
         let backends = vec![switch.id()];
-        let parts = vec![Part::Switch { _it: switch }];
+        let parts = vec![Part::Switch { it: switch }];
         let (namespaces, addresses) = (Vec::new(), Self::addresses());
         Ok(Self { nics, namespaces, addresses, backends, _parts: parts })
     }
@@ -132,9 +132,11 @@ impl Nets {
 pub struct Sockets {
     /// Ports for generators.
     pub ports: Vec<Port>,
+    /// Both ports, for a process that is both guests.
+    pub both: Port,
     /// Process id of the back-end.
     pub backend: u32,
-    _parts: Vec<Part>,
+    parts: Vec<Part>,
 }
 
 impl Sockets {
@@ -142,10 +144,10 @@ impl Sockets {
     pub fn build(stage: &Stage, peer: &str) -> Result<Self, Fail> {
         match peer {
             "pvswitch" | "pvswitch-spin" | "pvswitch-cross" => {
-                let ports = guest_ports(stage);
+                let (ports, both) = Port::many(stage, "g", stage.proto, 2)?;
                 let switch = start_ours(stage, peer, &ports)?;
                 let backend = switch.id();
-                Ok(Self { ports, backend, _parts: vec![Part::Switch { _it: switch }] })
+                Ok(Self { ports, both, backend, parts: vec![Part::Switch { it: switch }] })
             }
             "testpmd" => Self::testpmd(stage),
             "ovs-dpdk" => Self::ovs(stage, 0),
@@ -155,19 +157,18 @@ impl Sockets {
         }
     }
 
-    /// Returns the paths of a peer's sockets, and ports for generators.
-    fn ports(stage: &Stage) -> Vec<(String, Port)> {
-        let port = |i: usize| {
-            let path = stage.folder().join(stage.unique(&format!("v{i}"))).display().to_string();
-            let connect = format!("vhost-user:{path}");
-            (path, Port { name: format!("g{i}"), spec: String::new(), connect })
-        };
-        (0..2).map(port).collect()
+    /// Returns our switch; `None`: another one.
+    pub fn ours(&self) -> Option<&Switch> {
+        self.parts.iter().find_map(|part| match part {
+            Part::Switch { it } => Some(it),
+            _ => None,
+        })
     }
 
     fn testpmd(stage: &Stage) -> Result<Self, Fail> {
         need("dpdk-testpmd")?;
-        let ports = Self::ports(stage);
+        let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
+        let path = |port: &Port| port.connect.replacen("vhost-user:", "", 1);
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let mut words = format!(
             "-v -l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
@@ -175,8 +176,8 @@ impl Sockets {
             stage.unique("lab"),
             memory()
         );
-        for (i, (path, _)) in ports.iter().enumerate() {
-            words += &format!(" --vdev net_vhost{i},iface={path}");
+        for (i, port) in ports.iter().enumerate() {
+            words += &format!(" --vdev net_vhost{i},iface={}", path(port));
         }
         words += " -- --forward-mode=io --auto-start --nb-cores=1 --total-num-mbufs=16384";
         let args: Vec<String> = words.split_whitespace().map(String::from).collect();
@@ -184,7 +185,7 @@ impl Sockets {
             start_rival(stage, ["testpmd", "dpdk-testpmd"], &args, &Place::default())?;
         wait_for("testpmd's sockets", START_MAX_S, || {
             process.check()?;
-            Ok(ports.iter().all(|(path, _)| Path::new(path).exists()))
+            Ok(ports.iter().all(|port| Path::new(&path(port)).exists()))
         })?;
         // Because of `-v`; it has no option that prints only that.
         let said = process.logged() + &process.printed();
@@ -192,8 +193,7 @@ impl Sockets {
             stage.record_rival("testpmd", &["version", version.trim()]);
         }
         let backend = process.id();
-        let ports = ports.into_iter().map(|(_, port)| port).collect();
-        Ok(Self { ports, backend, _parts: vec![Part::Process { _it: process }] })
+        Ok(Self { ports, both, backend, parts: vec![Part::Process { _it: process }] })
     }
 
     /// Starts Open vSwitch; `sleep_us` is its `pmd-maxsleep`, the longest sleep of its poll thread.
@@ -252,9 +252,11 @@ impl Sockets {
             connect: format!("vhost-user:{}", path.display()),
         });
         let ports = ports.collect();
+        let connect = format!("vhost-user:{}", folder.join("v{}").display());
+        let both = Port { name: "g".into(), spec: String::new(), connect };
         let backend = daemon.id();
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
-        Ok(Self { ports, backend, _parts: parts })
+        Ok(Self { ports, both, backend, parts })
     }
 }
 

@@ -1,0 +1,478 @@
+//! `ndr`: the highest load without loss (NDR) and with at most 0.5 % (PDR), and latency below it.
+
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+
+use self::search::{Limits, Outcome, Search, Step};
+use super::grid::{has, ratio, shown};
+use super::peers::ends::Sockets;
+use crate::error::Fail;
+use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Part, Table, Value, Verdict};
+use crate::stage::{Gen, NicOptions, Stage, Window, cpu_ns};
+use crate::stats::paired::Estimate;
+use crate::store::Results;
+use crate::study::{Better, Facts, Figures, Measure, Run, Study};
+
+mod search;
+
+/// The base: DPDK's forwarder without a look-up.
+const BASE: &str = "testpmd";
+const SWITCHES: [&str; 5] = [BASE, "ovs-dpdk", "pvswitch", "pvswitch-spin", "pvswitch-cross"];
+/// Bytes with FCS, as in RFC 2544, and sizes of `gen`, which are without.
+const SIZES: [(&str, &str); 3] = [("64", "60"), ("1518", "1514"), ("imix", "imix")];
+/// Largest loss at PDR, as a part.
+const PDR_LOSS: f64 = 0.005;
+/// Distance of the two ends of a search.
+const WIDTH: f64 = 0.01;
+/// Length of short trials, as a part of the final ones.
+const SHORT: f64 = 0.25;
+/// Most trials of one search.
+const TRIALS_MAX: u32 = 40;
+/// Highest load, as a ratio to the highest rate forwarded.
+const LOAD_MAX: f64 = 1.5;
+/// Parts of the PDR, in %, at which latency is measured.
+const LOADS: [u32; 3] = [10, 50, 90];
+/// First address of the second guest; no address of the first one is among those from there on.
+const PEER: &str = "02:01:00:09:00:00";
+/// Longest time of a trial beyond its length, in seconds, on a busy machine.
+const TRIAL_MAX_S: f64 = 60.0;
+/// Folder of the histograms, in that of the results.
+const LATENCY: &str = "latency";
+
+const ABOUT: &str = "\
+One thread is both guests (gen --mode trial): it offers frames at a rate, reads what arrives, and \
+never sleeps; the switch has the other CPU. Sizes include FCS, as in RFC 2544; imix is 7 of 64, 4 \
+of 594 and 1 of 1518 bytes. Addresses: each guest has so many, and the frames take them in turn. \
+Ways 2: both guests send. Rates are of all frames, of both ways.\n\n\
+A frame is lost if it was due in the window of a trial and did not arrive, up to 0.2 s without a \
+frame after the window. A switch that drops frames and one that leaves them in the sender's ring \
+are thereby judged alike: frames that the ring had no room for until the end of the window are \
+lost. What the rings hold at the end is not: both kinds of switch have them, of 1024 frames.\n\n\
+Max: the rate that arrives when as much is sent as the switch takes. NDR: the highest load of \
+which nothing is lost, PDR: at most 0.5 %, as of RFC 8204. A search is that of MLRsearch in its \
+idea: short trials narrow the range from max on, and final trials, of which two of three decide, \
+confirm both of its ends, 1 % apart. Where more than two final trials contradict the result it is \
+unstable, and there is no figure. Latency is measured at 10, 50 and 90 % of the PDR, from the time \
+at which a frame was due, whether or not it could be sent then: a stall delays all frames that \
+were due in it. Folder latency has the histogram of each such trial as an HdrHistogram log, in ns, \
+which its tools merge. Guests idle: time in which the guests' CPU found nothing to send or to \
+receive at 90 % of the PDR; where there is almost none, that CPU is the limit, not the switch.";
+
+const MEASURES: [Measure; 24] = [
+    Measure::new("ndr", "1/s", Better::More, "highest load without loss"),
+    Measure::new("pdr", "1/s", Better::More, "highest load with at most 0.5 % loss"),
+    Measure::new("max", "1/s", Better::More, "frames that arrive of an unlimited load"),
+    Measure::new("p50_10", "us", Better::Less, "latency at 10 % of the PDR, half of all frames"),
+    Measure::new("p99_10", "us", Better::Less, "the same, 99 % of all frames"),
+    Measure::new("p999_10", "us", Better::Less, "the same, 99.9 % of all frames"),
+    Measure::new("p50_50", "us", Better::Less, "latency at 50 % of the PDR, half of all frames"),
+    Measure::new("p99_50", "us", Better::Less, "the same, 99 % of all frames"),
+    Measure::new("p999_50", "us", Better::Less, "the same, 99.9 % of all frames"),
+    Measure::new("p50_90", "us", Better::Less, "latency at 90 % of the PDR, half of all frames"),
+    Measure::new("p99_90", "us", Better::Less, "the same, 99 % of all frames"),
+    Measure::new("p999_90", "us", Better::Less, "the same, 99.9 % of all frames"),
+    Measure::new("guests_idle", "%", Better::Neither, "time of the guests' CPU without work"),
+    Measure::new("backend_cpu", "%", Better::Less, "CPU of the switch at 50 % of the PDR"),
+    Measure::new("unstable", "", Better::Less, "searches whose trials contradict each other"),
+    Measure::new("nothing", "", Better::Less, "searches in which every load lost too much"),
+    Measure::new("trials", "", Better::Neither, "trials of both searches"),
+    Measure::new("pause", "us", Better::Neither, "longest time of the guests without a CPU"),
+    Measure::new("sent", "", Better::Neither, "frames sent in all trials, warm-up included"),
+    Measure::new("received", "", Better::Neither, "frames received in all trials"),
+    Measure::new("drops", "", Better::Neither, "frames in the switch's drop counters"),
+    Measure::new("unaccounted", "", Better::Less, "frames neither received nor in a drop counter"),
+    Measure::new("miscounted", "", Better::Less, "trials whose counts contradict each other"),
+    Measure::new("reordered", "", Better::Less, "frames after a later one of their flow"),
+];
+
+/// The study.
+pub struct Ndr;
+
+const FACTS: Facts = Facts {
+    name: "ndr",
+    about: "the highest load without loss, with 0.5 % of it, and latency below, beside rivals",
+    original: None,
+    measures: &MEASURES,
+    takes_proto: false,
+    tools: &["dpdk-testpmd", "ovs-vsctl"],
+    together: None,
+    // A twentieth is the least that a promise against a peer depends on.
+    margin: 1.05,
+    control: &[("size", "64")],
+};
+
+impl Study for Ndr {
+    fn facts(&self) -> &'static Facts {
+        &FACTS
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let sizes = SIZES.map(|(size, _)| size);
+        let (sizes, addresses, ways): (&[&str], &[u32], &[u32]) = match scale {
+            Scale::Smallest => (&["imix"], &[1000], &[2]),
+            Scale::Quick => (&sizes[..1], &[1], &[1]),
+            Scale::Usual | Scale::Full => (&sizes, &[1, 1000, 100_000], &[1, 2]),
+        };
+        let switches: &[&str] = match scale {
+            Scale::Smallest => &["pvswitch"],
+            Scale::Quick => &[BASE, "pvswitch", "pvswitch-cross"],
+            Scale::Usual | Scale::Full => &SWITCHES,
+        };
+        let seconds = match scale {
+            Scale::Smallest => 0.1,
+            Scale::Quick => 0.2,
+            Scale::Usual => 0.5,
+            Scale::Full => 10.0,
+        };
+        let axes = vec![
+            Axis::new("size", sizes),
+            Axis::new("addresses", addresses),
+            Axis::new("ways", ways),
+            Axis::new("switch", switches),
+        ];
+        Plan::new(FACTS.name, 1, seconds, axes).with_power(self, scale)
+    }
+
+    /// Each size, number of addresses, and both ways by itself, and all together for imix.
+    fn has(&self, cell: &Cell) -> bool {
+        matches!(
+            (cell.get("size"), cell.get("addresses"), cell.get("ways")),
+            (_, "1", "1") | ("64", "1", _) | ("64", _, "1") | ("imix", "1000", "2")
+        )
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        // Some 40 trials, with their windows, starts and rests.
+        if cell.get("switch").starts_with("ovs") { 21.0 } else { 16.0 }
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        Tester::start(run)?.figures(run)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let text = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
+        vec![text, Part::Table(rates(results)), Part::Table(latencies(results))]
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let sum = |measure| results.values(|_| true, measure).iter().sum::<f64>();
+        if results.runs.is_empty() {
+            return Vec::new();
+        }
+        let accounted = results.values(|_| true, "unaccounted");
+        let wrong = accounted.iter().filter(|frames| **frames > 0.0).count();
+        let most = results.values(|_| true, "trials").into_iter().fold(0.0, f64::max);
+        let limit = f64::from(2 * TRIALS_MAX);
+        let all = [
+            (
+                format!(
+                    "every frame that pvswitch took is received, or in a drop counter: {} frames \
+                     sent in {} runs, {wrong} runs in which that is not so",
+                    sum("sent"),
+                    accounted.len()
+                ),
+                (!accounted.is_empty()).then_some(wrong == 0),
+            ),
+            (
+                format!(
+                    "offered frames are those received and lost, and histograms have all received \
+                     ones: {} trials that differ",
+                    sum("miscounted")
+                ),
+                Some(sum("miscounted") == 0.0),
+            ),
+            (
+                format!("flows are not reordered: {} frames are late", sum("reordered")),
+                Some(sum("reordered") == 0.0),
+            ),
+            (
+                format!(
+                    "both searches end within {limit} trials: at most {most}; unstable {}, \
+                     without any good load {}",
+                    sum("unstable"),
+                    sum("nothing")
+                ),
+                Some(most > 0.0 && most <= limit),
+            ),
+        ];
+        all.into_iter().map(|(what, holds)| Verdict { what, holds }).collect()
+    }
+}
+
+/// A switch, and the trials made with it.
+struct Tester<'a> {
+    stage: &'a Stage,
+    ends: Sockets,
+    /// Arguments of `gen` that say what is sent.
+    traffic: String,
+    /// CPU of both guests.
+    cpu: usize,
+    ways: f64,
+    figures: Figures,
+}
+
+impl<'a> Tester<'a> {
+    fn start(run: &Run<'a>) -> Result<Self, Fail> {
+        let (cell, stage) = (run.cell, run.stage);
+        let cpus = stage.switch_cpus.first().zip(stage.guest_cpus.last());
+        let Some((_, cpu)) = cpus.filter(|(switch, guests)| switch != guests) else {
+            let what = "two CPUs are needed, one for the guests and one for the switch";
+            return Err(Fail::Missing(what.into()));
+        };
+        let size = SIZES.iter().find(|(name, _)| *name == cell.get("size"));
+        let Some((_, size)) = size else {
+            return Err(Fail::Cell(format!("size {}: use 64, 1518 or imix", cell.get("size"))));
+        };
+        let both = if cell.get("ways") == "2" { "--both-ways" } else { "" };
+        let addresses = cell.get("addresses");
+        let traffic = format!(
+            "trial --size {size} --addresses {addresses} --peer {PEER} --warm-up 0.05 {both}"
+        );
+        let ends = Sockets::build(stage, cell.get("switch"))?;
+        let ways = cell.number("ways").max(1.0);
+        Ok(Self { stage, ends, traffic, cpu: *cpu, ways, figures: Figures::new() })
+    }
+
+    /// Makes one trial with `load` frames per second in all; `None`: as many as possible.
+    fn make(&mut self, load: Option<f64>, seconds: f64, more: &str) -> Result<Json, Fail> {
+        let rate = load.map_or(String::new(), |load| format!(" --rate {:.3}", load / self.ways));
+        let mode = format!("{} --duration {seconds}{rate}{more}", self.traffic);
+        let size = ["--queue-size", "1024"].map(String::from);
+        let options = NicOptions { more: size.into(), ..NicOptions::new("") };
+        let guests = Gen::start_on(self.stage, &[self.cpu], 0, &self.ends.both, &options, &mode)?;
+        let report = guests.report(seconds + TRIAL_MAX_S)?;
+        let n = |name: &str| report[name].as_f64().unwrap_or(f64::NAN);
+        let whole = n("received_frames") + n("lost_frames") == n("offered_frames")
+            && n("latency_samples") == n("received_frames");
+        for (name, more) in [
+            ("sent", n("all_sent_frames")),
+            ("received", n("all_received_frames")),
+            ("reordered", n("late_frames")),
+            ("miscounted", f64::from(u8::from(!whole))),
+        ] {
+            *self.figures.entry(name).or_default() += more;
+        }
+        let pause = self.figures.entry("pause").or_default();
+        *pause = pause.max(n("pause_ns_max") / 1e3);
+        Ok(report)
+    }
+
+    /// Searches the highest load with at most this loss; `name` is the figure.
+    fn search(
+        &mut self,
+        name: &'static str,
+        loss: f64,
+        seconds: f64,
+        guess: f64,
+    ) -> Result<Option<f64>, Fail> {
+        let limits = Limits {
+            load_max: guess * LOAD_MAX,
+            width: WIDTH,
+            seconds: [seconds * SHORT, seconds],
+            trials_max: TRIALS_MAX,
+        };
+        let mut search = Search::new(limits, loss, guess);
+        let outcome = loop {
+            match search.next() {
+                Step::End(outcome) => break outcome,
+                Step::Try { load, seconds } => {
+                    let report = self.make(Some(load), seconds, "")?;
+                    let n = |name: &str| report[name].as_u64().unwrap_or(0);
+                    search.record(n("offered_frames"), n("lost_frames"));
+                }
+            }
+        };
+        *self.figures.entry("trials").or_default() += f64::from(search.trials());
+        let of = |wanted| f64::from(u8::from(outcome == wanted));
+        *self.figures.entry("unstable").or_default() += of(Outcome::Unstable);
+        *self.figures.entry("nothing").or_default() += of(Outcome::Nothing);
+        let Outcome::Found(load) = outcome else { return Ok(None) };
+        self.figures.insert(name, load);
+        Ok(Some(load))
+    }
+
+    fn figures(mut self, run: &Run) -> Result<Figures, Fail> {
+        let max = self.make(None, run.seconds, "")?["received_pps"].as_f64().unwrap_or(0.0);
+        if max <= 0.0 {
+            return Err(Fail::Cell("no frame was received".into()));
+        }
+        self.figures.insert("max", max);
+        self.search("ndr", 0.0, run.seconds, max)?;
+        let pdr = self.search("pdr", PDR_LOSS, run.seconds, max)?;
+        // Without a result, below the rate that arrives at least: the figures say of what.
+        for percent in LOADS.into_iter().filter(|_| pdr.is_some()) {
+            self.latency(run, pdr.unwrap_or(max), percent)?;
+        }
+        if let Some(switch) = self.ends.ours() {
+            // Counters of a port go on over its guests. Announcements may be dropped, too.
+            let drops = Window::since_start(switch)?.drops("", "");
+            let missing = self.figures["sent"] - self.figures["received"] - drops;
+            self.figures.insert("drops", drops);
+            self.figures.insert("unaccounted", missing.max(0.0));
+            switch.check()?;
+        }
+        Ok(self.figures)
+    }
+
+    /// Measures latency at so many per cent of a load.
+    fn latency(&mut self, run: &Run, load: f64, percent: u32) -> Result<(), Fail> {
+        let file = kept(self.stage, run.cell, percent)?;
+        let before = cpu_ns(self.ends.backend);
+        let begun = std::time::Instant::now();
+        let load = load * f64::from(percent) / 100.0;
+        let report = self.make(Some(load), run.seconds, &format!(" --hdr {}", file.display()))?;
+        let spent = cpu_ns(self.ends.backend).saturating_sub(before) as f64;
+        let n = |name: &str| report[name].as_f64().unwrap_or(f64::NAN);
+        let names = MEASURES.iter().map(|measure| measure.name);
+        for name in names.filter(|name| name.ends_with(&format!("_{percent}"))) {
+            let quantile = name.split('_').next().unwrap_or_default();
+            self.figures.insert(name, n(&format!("latency_ns_{quantile}")) / 1e3);
+        }
+        match percent {
+            50 => {
+                // Of a whole trial, its warm-up and rest included.
+                let percent = spent / begun.elapsed().as_nanos() as f64 * 100.0;
+                self.figures.insert("backend_cpu", percent);
+            }
+            90 => {
+                let idle = 100.0 * n("idle_s") / n("window_s");
+                self.figures.insert("guests_idle", idle);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Path of the next histogram of a cell, in the folder of the results. Its name has no space, as
+/// arguments of `gen` are separated by them.
+fn kept(stage: &Stage, cell: &Cell, percent: u32) -> Result<PathBuf, Fail> {
+    // Relative to the folder of this process, as of its guests.
+    let folder = std::path::absolute(stage.results.join(LATENCY))
+        .and_then(|folder| std::fs::create_dir_all(&folder).map(|()| folder))
+        .map_err(|error| Fail::Over(format!("{}: {error}", stage.results.display())))?;
+    let values: Vec<&str> = cell.0.iter().map(|(_, value)| value.as_str()).collect();
+    let name = |n: u32| folder.join(format!("{}-{percent}-{n}.hlog", values.join("-")));
+    let path = (1..).map(name).find(|path| !path.exists()).expect("numbers are unlimited");
+    if path.to_string_lossy().contains(char::is_whitespace) {
+        return Err(Fail::Over(format!("{}: use an --out without spaces", path.display())));
+    }
+    Ok(path)
+}
+
+/// The traffic of a cell, in words.
+fn traffic(cell: &Cell) -> String {
+    let ways = if cell.get("ways") == "2" { "both ways" } else { "one way" };
+    format!("{}, {} addresses, {ways}", cell.get("size"), cell.get("addresses"))
+}
+
+fn estimate(results: &Results, cell: &Cell, measure: &str) -> Option<Estimate> {
+    let pairs = pairs(cell);
+    Estimate::of(&results.values(|other| has(other, &pairs), measure))
+}
+
+fn pairs(cell: &Cell) -> Vec<(&str, &str)> {
+    cell.0.iter().map(|(axis, value)| (axis.as_str(), value.as_str())).collect()
+}
+
+fn rates(results: &Results) -> Table {
+    let mut rows = Vec::new();
+    for cell in results.cells() {
+        let of = |measure| shown(estimate(results, cell, measure));
+        let over = |measure, base: &str| {
+            let found = ratio(results, &pairs(cell), measure, "switch", base);
+            let missing = format!("no run of {base} with a result");
+            Value::estimate(found.filter(|_| cell.get("switch") != base), 2, &missing)
+        };
+        let total = |measure| results.values(|other| other == cell, measure).iter().sum::<f64>();
+        rows.push(vec![
+            Value::Text(traffic(cell)),
+            Value::Text(cell.get("switch").into()),
+            of("ndr"),
+            over("ndr", BASE),
+            over("ndr", "ovs-dpdk"),
+            of("pdr"),
+            over("pdr", BASE),
+            over("pdr", "ovs-dpdk"),
+            of("max"),
+            Value::Number(total("unstable") + total("nothing"), 0),
+            of("guests_idle"),
+        ]);
+    }
+    let columns = [
+        "traffic",
+        "switch",
+        "NDR, frames/s",
+        "over testpmd",
+        "over ovs-dpdk",
+        "PDR, frames/s",
+        "over testpmd",
+        "over ovs-dpdk",
+        "max, frames/s",
+        "no result",
+        "guests idle, %",
+    ];
+    Table {
+        title: "Throughput".into(),
+        note: "No result: searches of either that are unstable, or in which every load lost too \
+               much; they are in no median."
+            .into(),
+        columns: columns.map(String::from).into(),
+        rows,
+        command: "pvswitch lab run ndr".into(),
+    }
+}
+
+fn latencies(results: &Results) -> Table {
+    let mut rows = Vec::new();
+    for cell in results.cells() {
+        let mut row = vec![Value::Text(traffic(cell)), Value::Text(cell.get("switch").into())];
+        let quantiles = LOADS.map(|load| ["p50", "p99", "p999"].map(|p| format!("{p}_{load}")));
+        row.extend(quantiles.as_flattened().iter().map(|m| shown(estimate(results, cell, m))));
+        row.push(shown(estimate(results, cell, "backend_cpu")));
+        rows.push(row);
+    }
+    let head = ["traffic", "switch"].map(String::from).into_iter();
+    let names = LOADS
+        .map(|load| ["p50", "p99", "p99.9"].map(|quantile| format!("{quantile} at {load} %, us")));
+    let names: Vec<String> = names.as_flattened().to_vec();
+    Table {
+        title: "Latency at parts of the PDR".into(),
+        note: "From the time at which a frame was due.".into(),
+        columns: head.chain(names).chain(["switch's CPU at 50 %".to_string()]).collect(),
+        rows,
+        command: "pvswitch lab run ndr".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_traffic_is_measured_by_itself() {
+        let cells = Ndr.plan(Scale::Usual).cells(&Ndr);
+        let count = |pairs: &[(&str, &str)]| cells.iter().filter(|cell| has(cell, pairs)).count();
+        assert_eq!(cells.len(), 7 * SWITCHES.len());
+        for size in SIZES {
+            assert!(count(&[("size", size.0), ("switch", "pvswitch")]) > 0, "{size:?}");
+        }
+        for (axis, value) in [("addresses", "1000"), ("addresses", "100000"), ("ways", "2")] {
+            assert!(count(&[(axis, value), ("switch", BASE)]) > 0, "{axis} {value}");
+        }
+    }
+
+    #[test]
+    fn histograms_of_a_cell_have_names_of_their_own() {
+        let program = std::path::Path::new("/bin/true");
+        let stage = Stage::new(program, &[0], &[1], crate::stage::Proto::Virtio).unwrap();
+        let cell = Cell(vec![("size".into(), "64".into()), ("switch".into(), "pvswitch".into())]);
+        let first = kept(&stage, &cell, 10).unwrap();
+        assert!(first.ends_with("latency/64-pvswitch-10-1.hlog"), "{}", first.display());
+        std::fs::write(&first, "").unwrap();
+        assert!(kept(&stage, &cell, 10).unwrap().ends_with("64-pvswitch-10-2.hlog"));
+    }
+}
