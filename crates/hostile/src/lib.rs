@@ -144,6 +144,12 @@ pub struct Tally {
     pub refused: u64,
     /// Connections that did not reach the state that the case needs.
     pub turned_away: u64,
+    /// Changes of the memory table while rings ran.
+    pub swaps: u64,
+    /// Frames that arrived with parts of two versions: they were rewritten while they were copied.
+    pub torn: u64,
+    /// Frames that arrived with an address other than the one that was looked up: never legal.
+    pub mixed: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -153,6 +159,9 @@ impl std::ops::AddAssign for Tally {
         self.ended += more.ended;
         self.refused += more.refused;
         self.turned_away += more.turned_away;
+        self.swaps += more.swaps;
+        self.torn += more.torn;
+        self.mixed += more.mixed;
     }
 }
 

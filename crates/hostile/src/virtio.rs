@@ -4,6 +4,7 @@ pub mod descriptors;
 pub mod flood;
 pub mod memory;
 pub mod messages;
+pub mod racing;
 pub mod receive;
 pub mod rings;
 pub mod wire;

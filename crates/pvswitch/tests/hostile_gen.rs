@@ -93,3 +93,50 @@ fn receiver_with_absent_pages_pays_for_them_and_the_pair_beside_it_loses_nothing
         assert_eq!(number("received_frames") - number("foreign_frames"), frames);
     }
 }
+
+/// Threads rewrite rings, headers, payload and the memory table while the switch reads them. Each
+/// kind of rewriting must be seen to hit, by its own counter, at the racing port and at no other;
+/// and no frame arrives with another address than the one that was looked up.
+#[test]
+fn racing_guest_costs_itself_frames_and_connections_and_no_one_else() {
+    for packed in [&[][..], &["--packed"]] {
+        let dir = Dir::new();
+        let names = ["r0", "r1", "a", "b"];
+        let switch = Switch::start(&dir, &[], &names.map(|name| dir.port(name, "")));
+        let (mac, bad) = ("02:00:00:00:00:0b", "02:00:00:00:00:0c");
+        let sink = Gen::start(&dir.path("b"), &["--mode", "sink", "--check", "--mac", mac]);
+        switch.wait_up("b", true);
+        wait_for("its address", || switch.json(&["fdb"]).to_string().contains(mac));
+        let args = ["--check", "--size", "700", "--rate", "1k", "--peer", mac];
+        let also = format!("{bad},4");
+        let sender = Gen::start(&dir.path("a"), &[&args[..], &["--also", &also]].concat());
+        let at = format!("vhost-user:{}", dir.text("r{}"));
+        let racing = ["--connect", &at, "--count", "2", "--mode", "hostile=racing", "--mac", bad];
+        let racing = [&racing[..], &["--duration", "1.5"], packed].concat();
+        let causes = ["drops_bad_hdr", "drops_same_port", "drops_bad_addr", "drops_too_long"];
+        let (mut swaps, mut torn) = (0, 0);
+        wait_for("each kind of race to hit", || {
+            let report = played(&racing);
+            let number = |name: &str| report["cases"][0][name].as_u64().unwrap();
+            assert_eq!(number("mixed"), 0, "a header was read twice: {report}");
+            (swaps, torn) = (swaps + number("swaps"), torn + number("torn"));
+            let hit = |cause: &&str| switch.counter("r0", "ingress", cause) > 0;
+            let faults = switch.port("show", "r0")["faults"].as_u64().unwrap();
+            causes.iter().all(hit) && swaps > 10 && torn > 0 && faults > 0
+        });
+        let sent = sender.end();
+        let count = |name: &str| sent[name].as_u64().unwrap();
+        let (sent, aside) = (count("sent_frames"), count("aside_frames"));
+        // Frames of the racing guest are flooded to b as well, until an address is learned.
+        wait_for("all frames", || switch.counter("a", "ingress", "frames") >= sent + aside);
+        let got = sink.end();
+        let number = |name: &str| got[name].as_u64().unwrap();
+        assert_eq!(number("corrupt_frames"), 0, "{got}");
+        let ours = number("received_frames") - number("foreign_frames");
+        let stats = || [switch.port("stats", "a"), switch.port("stats", "b")];
+        assert_eq!(ours, sent, "{got} {:?}", stats());
+        for name in &names[1..] {
+            assert_eq!(switch.port("show", name)["faults"], 0, "{name}");
+        }
+    }
+}

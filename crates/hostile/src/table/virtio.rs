@@ -2,11 +2,11 @@
 
 use super::{BOTH, case, front, guest};
 use crate::Ring::{Packed, Split};
-use crate::virtio::{descriptors, flood, memory, messages, receive, rings};
+use crate::virtio::{descriptors, flood, memory, messages, racing, receive, rings};
 use crate::{Case, Who};
 
 /// Cases on virtqueues.
-pub(super) static VIRTQUEUES: [Case; 26] = [
+pub(super) static VIRTQUEUES: [Case; 27] = [
     guest(
         "loops",
         "descriptor chains with loops",
@@ -77,6 +77,16 @@ pub(super) static VIRTQUEUES: [Case; 26] = [
         &["kept: races", "CVE-2018-1059"],
         rings::rewritten,
     ),
+    case(
+        "racing",
+        Who::FrontEnd,
+        "threads rewrite rings, headers, payload and the memory table while they are read",
+        &["kept: races", "XSA-155", "CVE-2018-1059"],
+        BOTH,
+        racing::racing,
+    )
+    .receives()
+    .ports(2),
     guest(
         "overlapping",
         "receive buffers that overlap the rings and each other",

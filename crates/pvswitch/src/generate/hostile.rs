@@ -127,6 +127,9 @@ fn report_of(case: &Case, ring: Ring, tally: &Tally, time: Duration, error: Opti
         "ended": tally.ended,
         "refused": tally.refused,
         "turned_away": tally.turned_away,
+        "swaps": tally.swaps,
+        "torn": tally.torn,
+        "mixed": tally.mixed,
         "error": error,
     })
 }
