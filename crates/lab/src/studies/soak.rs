@@ -1,7 +1,7 @@
 //! `soak`: a switch whose ports, guests and settings change all the time. Every frame must be
 //! accounted for, every guest must keep receiving, and nothing may grow.
 
-mod ledger;
+pub(super) mod ledger;
 mod rounds;
 
 use self::rounds::Rounds;
