@@ -311,9 +311,11 @@ impl<'a> Tester<'a> {
         self.figures.insert("max", max);
         self.search("ndr", 0.0, run.seconds, max)?;
         let pdr = self.search("pdr", PDR_LOSS, run.seconds, max)?;
-        // Without a result, below the rate that arrives at least: the figures say of what.
-        for percent in LOADS.into_iter().filter(|_| pdr.is_some()) {
-            self.latency(run, pdr.unwrap_or(max), percent)?;
+        // Without a PDR there is no load to take parts of.
+        if let Some(pdr) = pdr {
+            for percent in LOADS {
+                self.latency(run, pdr, percent)?;
+            }
         }
         if let Some(switch) = self.ends.ours() {
             // Of the switch's counters alone: what a guest sent or was sent as its trial ended, it

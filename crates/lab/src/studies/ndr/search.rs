@@ -167,7 +167,7 @@ impl Search {
             self.high = Some(load);
         }
         match (self.low, self.high) {
-            (Some(low), None) if load >= self.guesses[1] || low >= self.guesses[1] => {
+            (Some(low), None) if low >= self.guesses[1] => {
                 self.step *= self.step;
                 self.guesses[1] = (low * self.step).min(load_max);
             }
