@@ -42,7 +42,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     // Without -p: with the features of all packages, as `cargo run` and `cargo build` do.
     step(
         "build",
@@ -63,6 +63,7 @@ const STEPS: [Step; 14] = [
     )
     .beside(),
     step("static", 10, "xtask static --check", NO_ENV, "Cargo.toml", Kind::Rigs).beside(),
+    step("deny", 5, "xtask deny", NO_ENV, "deny.toml", Kind::Rigs).beside(),
     step("counts", 15, "xtask counts", NO_ENV, crate::counts::BASELINE, Kind::Rigs).beside(),
     step(
         "loom",

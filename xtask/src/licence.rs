@@ -69,7 +69,17 @@ fn one(words: &[&str], at: &mut usize) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_permissive;
+    use super::{DEDICATIONS, PERMISSIVE, is_permissive};
+
+    #[test]
+    fn cargo_deny_permits_the_same_licences() {
+        let config = std::fs::read_to_string(crate::root().join("deny.toml")).unwrap();
+        let mut permitted = crate::tidy::packages::array(&config, "allow");
+        let mut ours = [&PERMISSIVE[..], &DEDICATIONS].concat();
+        permitted.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(permitted, ours);
+    }
 
     #[test]
     fn expressions_of_crates_in_use() {

@@ -1,5 +1,5 @@
-//! Project tasks: `cargo xtask bench`, `ci`, `counts`, `lab`, `test`, `settings`, `static`, `book`,
-//! `house` and `tidy`.
+//! Project tasks: `cargo xtask bench`, `ci`, `counts`, `deny`, `lab`, `test`, `sbom`, `settings`,
+//! `static`, `book`, `house` and `tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -14,6 +14,7 @@ mod lab;
 mod licence;
 mod links;
 mod musl;
+mod supply;
 mod test;
 mod text;
 mod tidy;
@@ -36,6 +37,9 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
                                    builds static programs, with musl, and checks that they are;
                                    or only compiles; or also builds a clone of the commit at
                                    another path, which must make the same bytes
+       cargo xtask deny [--advisories]
+                                   checks packages by cargo-deny; also for known vulnerabilities
+       cargo xtask sbom            lists the packages of the programs in target/pvswitch.cdx.json
        cargo xtask book            makes the documents a book in target/book, by mdBook
        cargo xtask house [--lists] [--binary] [FOLDER]
                                    counts lines, long files and functions, cycles, and packages
@@ -67,6 +71,12 @@ fn main() -> ExitCode {
             programs.iter().for_each(|path| println!("the same twice: {}", path.display()));
             true
         }),
+        ["deny"] => supply::deny(&root, false),
+        ["deny", "--advisories"] => supply::deny(&root, true),
+        ["sbom"] => supply::sbom(&root).map(|path| {
+            println!("{}", path.display());
+            true
+        }),
         ["settings"] => settings(&root).map(|()| true),
         _ => {
             eprintln!("{USAGE}\nsteps of ci: {}", ci::names().join(" "));
@@ -78,7 +88,11 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
             eprintln!("cargo xtask {}: {why}", words[0]);
-            ExitCode::from(if ["book", "static", "settings"].contains(&words[0]) { 1 } else { 2 })
+            ExitCode::from(if ["book", "static", "sbom", "settings"].contains(&words[0]) {
+                1
+            } else {
+                2
+            })
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Packages, whose programs have the same names.
-const PROGRAMS: [&str; 2] = ["pvswitch", "pvswitch-plugin"];
+pub const PROGRAMS: [&str; 2] = ["pvswitch", "pvswitch-plugin"];
 /// ELF: type of the program header that names a dynamic linker.
 const PT_INTERP: u32 = 3;
 /// What separates the flags in `CARGO_ENCODED_RUSTFLAGS`.
@@ -42,7 +42,8 @@ pub fn check(root: &Path) -> Result<bool, String> {
     Ok(passed)
 }
 
-fn target() -> String {
+/// The target of a static program for this machine.
+pub fn target() -> String {
     format!("{}-unknown-linux-musl", std::env::consts::ARCH)
 }
 

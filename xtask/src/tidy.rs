@@ -1,7 +1,7 @@
 //! House rules that neither rustc nor clippy check. `cargo test` and `cargo xtask tidy` both
 //! call [`check`]; every violation is one line that says where, what, and what to do.
 
-mod packages;
+pub mod packages;
 mod parameters;
 
 use std::collections::BTreeMap;

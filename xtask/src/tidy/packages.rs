@@ -1,5 +1,6 @@
 //! Rules of packages: what they depend on, their licences, and their headers.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,6 +55,8 @@ const TESTS_ONLY: &str = "sim";
 
 /// Rooms that may depend only on these foreign crates, and on loom for models.
 const SPARE: [&str; 3] = ["shm", "ring", "switch"];
+/// Where packages may come from: neither another registry nor a repository.
+const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 const SPARE_MAY_USE: [&str; 3] = ["libc", "bitflags", "zerocopy"];
 
 /// Rooms without any `unsafe`; the others deny it and allow it in `sys.rs`.
@@ -74,7 +77,10 @@ const FORBID_UNSAFE: [&str; 12] = [
 
 /// All violations of packages of the workspace at `root`.
 pub fn check(root: &Path) -> Vec<Violation> {
-    let metadata = match metadata(root) {
+    let host = Command::new("rustc").arg("-vV").output().map(|out| out.stdout);
+    let host = String::from_utf8_lossy(&host.unwrap_or_default()).into_owned();
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
+    let metadata = match metadata(root, host) {
         Ok(metadata) => metadata,
         Err(error) => return vec![violation(Rule::Arrows, "cargo metadata", error)],
     };
@@ -83,17 +89,20 @@ pub fn check(root: &Path) -> Vec<Violation> {
     found.extend(packages.iter().flat_map(Package::spare));
     found.extend(packages.iter().filter_map(|p| p.header(root)));
     found.extend(licences(&metadata));
+    let config = std::fs::read_to_string(root.join("deny.toml")).unwrap_or_default();
+    found.extend(build_scripts(&metadata, &array(&config, "allow-build-scripts")));
     let architecture = std::fs::read_to_string(root.join(ARCHITECTURE));
     found.extend(unnamed(&packages, &architecture.unwrap_or_default()));
     found
 }
 
-fn metadata(root: &Path) -> Result<Value, String> {
-    let host = Command::new("rustc").arg("-vV").output().map_err(|e| format!("rustc: {e}"))?;
-    let host = String::from_utf8_lossy(&host.stdout).into_owned();
-    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).ok_or("rustc -vV")?;
+/// What cargo reports of the workspace and all packages it needs for `target`.
+///
+/// # Errors
+/// cargo's.
+pub fn metadata(root: &Path, target: &str) -> Result<Value, String> {
     let output = Command::new(cargo())
-        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", host])
+        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", target])
         .current_dir(root)
         .output()
         .map_err(|error| error.to_string())?;
@@ -120,11 +129,13 @@ struct Dependency {
     target: String,
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+/// The elements of an array in an object; none if there is no such array.
+pub fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     value[key].as_array().map(Vec::as_slice).unwrap_or_default().iter()
 }
 
-fn text(value: &Value) -> &str {
+/// A string; empty if it is none.
+pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
@@ -213,6 +224,7 @@ fn licences(metadata: &Value) -> Vec<Violation> {
     let judge = |p: &Value| {
         let (name, licence) = (text(&p["name"]), text(&p["license"]));
         let what = match is_permissive(licence) {
+            _ if p["source"] != REGISTRY => format!("comes from {}", text(&p["source"])),
             Some(true) => return None,
             Some(false) => format!("licence {licence} is not permissive"),
             None => format!("licence '{licence}' is not a valid expression"),
@@ -220,6 +232,24 @@ fn licences(metadata: &Value) -> Vec<Violation> {
         Some(violation(Rule::Licences, name, what))
     };
     foreign.filter_map(judge).collect()
+}
+
+/// The strings of an array in a file of TOML that we write ourselves; none if it has no such array.
+pub fn array<'a>(toml: &'a str, key: &str) -> Vec<&'a str> {
+    let from = toml.split_once(&format!("\n{key} = [")).map(|(_, rest)| rest).unwrap_or_default();
+    let inner = from.split_once(']').map(|(inner, _)| inner).unwrap_or_default();
+    inner.split('"').skip(1).step_by(2).collect()
+}
+
+fn build_scripts(metadata: &Value, allowed: &[&str]) -> Vec<Violation> {
+    let foreign = list(metadata, "packages").filter(|p| !p["source"].is_null());
+    let runs = |p: &&Value| {
+        list(p, "targets").any(|target| list(target, "kind").any(|kind| kind == "custom-build"))
+    };
+    let names: BTreeSet<&str> = foreign.filter(runs).map(|p| text(&p["name"])).collect();
+    let bad = names.into_iter().filter(|name| !allowed.contains(name));
+    let what = "runs code when it is built: read its build.rs, then list it in deny.toml";
+    bad.map(|name| violation(Rule::Dependencies, name, what)).collect()
 }
 
 #[cfg(test)]
@@ -256,16 +286,33 @@ mod tests {
     }
 
     #[test]
+    fn packages_that_run_code_when_built_are_listed() {
+        let package = |name: &str, kind: &str| {
+            let targets = json!([{"kind": ["lib"]}, {"kind": [kind]}]);
+            json!({"name": name, "source": REGISTRY, "targets": targets})
+        };
+        let packages = [package("y", "custom-build"), package("z", "example")];
+        let metadata = json!({ "packages": packages });
+        let config = "[bans.build]\nallow-build-scripts = [\n    \"x\",\n    \"y\",\n]\n";
+        let allowed = array(config, "allow-build-scripts");
+        assert_eq!(allowed, ["x", "y"]);
+        assert_eq!(build_scripts(&metadata, &allowed), []);
+        assert_eq!(build_scripts(&metadata, &["x"]).len(), 1);
+    }
+
+    #[test]
     fn unnamed_crates_and_unknown_licences_are_violations() {
         let packages = [room("shm", json!([]))];
         assert_eq!(unnamed(&packages, "the room `shm` holds"), []);
         assert_eq!(unnamed(&packages, "shmem").len(), 1);
-        let foreign = |licence: &str| {
-            let package = json!({"name": "z", "source": "registry", "license": licence});
+        let foreign = |licence: &str, source: &str| {
+            let package = json!({"name": "z", "source": source, "license": licence});
             json!({ "packages": [package] })
         };
-        assert_eq!(licences(&foreign("MIT OR Apache-2.0")), []);
-        assert_eq!(licences(&foreign("GPL-3.0-only")).len(), 1);
-        assert_eq!(licences(&foreign("")).len(), 1);
+        assert_eq!(licences(&foreign("MIT OR Apache-2.0", REGISTRY)), []);
+        assert_eq!(licences(&foreign("GPL-3.0-only", REGISTRY)).len(), 1);
+        assert_eq!(licences(&foreign("", REGISTRY)).len(), 1);
+        assert_eq!(licences(&foreign("MIT", "git+https://example.org/z#5a")).len(), 1);
+        assert_eq!(licences(&foreign("MIT", "registry+https://example.org/index")).len(), 1);
     }
 }
