@@ -122,6 +122,19 @@ const STUDY: &str = "the original study (author, year, title)";
 const OVERLOAD: &str = "overloaded (worker), full (queue)";
 const IDLE: &str = "idle, at a low rate";
 const VIOLATION: &str = "protocol violation, invalid input";
+/// The wall clock, which jumps, and where it may be read: in log lines, captures and replies to
+/// people. Everything else measures time on a clock that only goes on.
+const WALL_CLOCKS: [&str; 4] =
+    ["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", concat!("ClockId", "::Realtime")];
+const WALL_CLOCK_IN: [&str; 7] = [
+    "crates/api/src/http",
+    "crates/guest/src/generate",
+    "crates/lab/",
+    "crates/pvswitch/src/capture.rs",
+    "crates/pvswitch/src/log.rs",
+    "crates/pvswitch/src/run/events.rs",
+    "xtask/",
+];
 /// Where the glossary does not apply: texts of others, committed runs, and the glossary itself.
 const GLOSSARY_NOT_IN: [&str; 3] = ["LICENSE-", "docs/results/lab-", "xtask/src/tidy.rs"];
 
@@ -151,6 +164,7 @@ pub enum Rule {
     Length,
     Words,
     Parameters,
+    Clock,
     Glossary,
     Paths,
     DeadFile,
@@ -257,6 +271,12 @@ fn rust(name: &str, text: &str) -> Vec<Violation> {
         }
         if !may_be_unsafe && (has_word(code, "unsafe") || code.contains("allow(unsafe_code)")) {
             found.push(violation(Rule::Unsafe, &at, "unsafe belongs in shm, or a sys.rs"));
+        }
+        let clock = WALL_CLOCKS.iter().find(|word| has_word(code, word));
+        if let Some(clock) = clock.filter(|_| !WALL_CLOCK_IN.iter().any(|at| name.starts_with(at)))
+        {
+            let what = format!("{clock} jumps: measure time with Instant or os::monotonic");
+            found.push(violation(Rule::Clock, &at, what));
         }
         let code_words = BANNED_CODE.iter().filter(|(word, _)| has_word(code, word));
         let text_words = BANNED_TEXT.iter().filter(|(word, _)| has_word(line, word));
@@ -366,6 +386,11 @@ mod tests {
         assert_eq!(rules(name, &"fn f() {}\n".repeat(FILE_LINES_MAX + 1)), [Rule::Length]);
         assert_eq!(rules(name, &"é".repeat(LINE_COLUMNS_MAX)), []);
         assert_eq!(rules(name, &"x".repeat(LINE_COLUMNS_MAX + 1)), [Rule::Length]);
+        for clock in WALL_CLOCKS {
+            let read = format!("fn f() {{ g({clock}) }}\n");
+            assert_eq!(rules(name, &read), [Rule::Clock], "{clock}");
+            assert_eq!(rules("crates/pvswitch/src/log.rs", &read), [], "{clock}");
+        }
         for (word, _) in BANNED_CODE {
             assert_eq!(rules(name, word), [Rule::Words], "{word}");
             assert_eq!(rules(name, &format!("// {word}")), [], "{word}");

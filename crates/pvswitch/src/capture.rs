@@ -22,46 +22,53 @@ use crate::{AnyError, Usage};
 
 /// Maximum number of frames queued for the reader; further frames are lost and counted.
 const QUEUE_FRAMES: usize = 4096;
+/// Time after which frames are passed on, and it is checked whether the reader is there.
+const CHECKED_EVERY: Duration = Duration::from_millis(100);
 
 /// Streams `port`'s frames to `client` until it disconnects. Runs in the switch.
-pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> Result<(), String> {
-    if port.mirror.is_on() {
-        return Err(format!("port '{}' is already being captured", port.name));
-    }
-    let error = |e: std::io::Error| format!("cannot capture: {e}");
-    client.set_nonblocking(false).map_err(error)?;
+///
+/// # Errors
+/// Out of descriptors, or of memory for a thread.
+pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> std::io::Result<()> {
+    // All that can fail is before the first frame, but for the thread.
+    let writer = BufWriter::new(client.try_clone()?);
+    client.set_nonblocking(false)?;
     let (sink, frames) = sync_channel(QUEUE_FRAMES);
     let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let epoch_ns = (wall_ns - clock.elapsed().as_nanos()) as u64;
     let lost_before = port.mirror.lost.load(Ordering::Relaxed);
     port.mirror.set(Some(sink));
+    let mirrored = Arc::clone(&port);
     let thread = std::thread::Builder::new().name("capture".into());
     let thread = os::spawn(thread, os::ThreadKind::Capture, move || {
         let copy = || -> std::io::Result<()> {
             let head = Response::stream(PCAPNG).bytes(SystemTime::now(), true, false);
             (&client).write_all(&head)?;
-            let mut pcap = PcapWriter::new(BufWriter::new(client.try_clone()?), &port.name, 0)?;
+            let mut pcap = PcapWriter::new(writer, &port.name, 0)?;
             pcap.flush()?;
-            let mut seen = 0;
+            let (mut seen, mut checked) = (0, clock.now());
             loop {
-                match frames.recv_timeout(Duration::from_millis(100)) {
+                match frames.recv_timeout(CHECKED_EVERY) {
                     Ok(frame) => {
                         let way =
                             if frame.ingress { Direction::Ingress } else { Direction::Egress };
                         let len = frame.bytes.len() as u32;
                         pcap.frame(way, epoch_ns + frame.at.ns(), len, &frame.bytes)?;
                         seen += 1;
-                    }
-                    Err(RecvTimeoutError::Timeout) => {
-                        pcap.flush()?;
-                        if closed(&client) {
-                            let lost = port.mirror.lost.load(Ordering::Relaxed) - lost_before;
-                            let now = epoch_ns + clock.now().ns();
-                            pcap.finish(now, seen, lost)?;
-                            return Ok(());
+                        // Frames may come without a pause.
+                        if frame.at < checked + CHECKED_EVERY.into() {
+                            continue;
                         }
                     }
+                    Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                }
+                checked = clock.now();
+                pcap.flush()?;
+                if closed(&client) {
+                    let lost = port.mirror.lost.load(Ordering::Relaxed) - lost_before;
+                    pcap.finish(epoch_ns + checked.ns(), seen, lost)?;
+                    return Ok(());
                 }
             }
         };
@@ -70,7 +77,10 @@ pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> Result<(), St
         }
         port.mirror.set(None);
     });
-    thread.map(|_| ()).map_err(error)
+    if thread.is_err() {
+        mirrored.mirror.set(None);
+    }
+    thread.map(drop)
 }
 
 /// Whether the reader has closed its end. It sends nothing, so readable means closed.
@@ -175,11 +185,14 @@ impl Output {
 
 /// Error for a file that cannot be written.
 fn no_file(path: &str, error: &std::io::Error) -> AnyError {
-    use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied, StorageFull};
+    use std::io::ErrorKind::{FileTooLarge, IsADirectory, NotFound, PermissionDenied, StorageFull};
     let advice = match error.kind() {
         NotFound => "; its directory does not exist: create it, or choose another path",
         PermissionDenied | IsADirectory => "; choose another path",
         StorageFull => "; free some space; the file ends in the middle of a frame",
+        FileTooLarge => {
+            "; raise the limit of file sizes (ulimit -f); the file ends in the middle of a frame"
+        }
         _ => "",
     };
     format!("-w {path}: cannot write this file: {error}{advice}").into()

@@ -34,6 +34,7 @@ mod worker;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use api::{Config, Settings};
 use cli::{Cli, Command, RunArgs};
@@ -47,6 +48,7 @@ use switch::schedule::Placement;
 
 fn main() -> ExitCode {
     exit_on_closed_stdout();
+    outlive_file_limit();
     let Some(args) = backend::arguments(std::env::args_os()) else {
         backend::print_capabilities();
         return ExitCode::SUCCESS;
@@ -104,6 +106,12 @@ fn exit_on_closed_stdout() {
         }
         hook(panic);
     }));
+}
+
+/// A file that reaches the limit of file sizes is an error of the write and not our end.
+fn outlive_file_limit() {
+    // That there is a handler is enough.
+    let _ = signal_hook::flag::register(rustix::process::Signal::XFSZ.as_raw(), Arc::default());
 }
 
 fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -15,6 +15,7 @@ mod inherited;
 mod keep;
 mod manager;
 mod mirrors;
+mod panics;
 mod passt;
 mod reload;
 mod requests;
@@ -82,13 +83,12 @@ use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
 use crate::config::Origin;
 use crate::demo::format::plural;
-use crate::hints;
-use crate::http;
 use crate::limit::PortLog;
 use crate::pool::{Common, Pool};
 use crate::spec::{Access, Kind, PortSpec, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::Report;
+use crate::{hints, http};
 
 /// Maximum number of entries in the FDB.
 const FDB_ENTRIES: usize = 65_536;

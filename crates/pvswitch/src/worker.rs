@@ -23,6 +23,7 @@ use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table
 use switch::frame::Burst;
 use switch::port::QueueId;
 use switch::schedule::{self, COMMANDS_MAX, Effect, Scheduler, Then};
+use switch::serving::Serving;
 use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
@@ -173,6 +174,7 @@ impl Worker {
         let queue = self.scheduler.queue(at);
         let meter = queue.meter(&usage);
         let schedule::Served { source, of, .. } = &queue.served;
+        let _serving = Serving::port(source.port);
         let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
         let taken =
             schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, meter);

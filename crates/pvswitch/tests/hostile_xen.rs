@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -60,6 +61,8 @@ struct Guest {
     channels: Vec<Channel>,
     store: Store,
     tx_prod: u32,
+    /// Number of keys that it still writes.
+    writes: Cell<u32>,
     /// Last: dropping it ends the domain.
     socket: OwnedFd,
 }
@@ -92,7 +95,8 @@ impl Guest {
         assert_eq!(answer[0], 2, "welcome");
         let mapping = Arc::new(Mapping::new(memory.as_fd(), 0, len).unwrap());
         let store = Store::connect(&dir.join("xenstored")).unwrap();
-        let mut guest = Self { memory, mapping, channels: Vec::new(), store, tx_prod: 0, socket };
+        let (channels, writes) = (Vec::new(), Cell::new(u32::MAX));
+        let mut guest = Self { memory, mapping, channels, store, tx_prod: 0, writes, socket };
         guest.channels = (0..3).map(|_| guest.channel()).collect();
         guest
     }
@@ -113,6 +117,8 @@ impl Guest {
     }
 
     fn set(&self, key: &str, value: impl ToString) {
+        let Some(left) = self.writes.get().checked_sub(1) else { return };
+        self.writes.set(left);
         self.store.write(&format!("{FRONT}/{key}"), &value.to_string()).unwrap();
     }
 
@@ -737,6 +743,24 @@ fn a_guest_killed_in_its_handshake_leaves_no_resources_held() {
             others.wait_for_replies(switch);
         }
         assert_eq!(vif.faults(), 0);
+    });
+}
+
+#[test]
+fn a_handshake_that_ends_after_any_of_its_writes_leaves_no_resources_held() {
+    beside_others(|Scene { others, switch, vif, .. }| {
+        // The last one is the state with which it connects.
+        for writes in 0..=10 {
+            let guest = Guest::new(&vif.dir);
+            guest.writes.set(writes);
+            guest.offer_rings();
+            guest.wait_back("2");
+            guest.set("state", 4);
+            assert_eq!(guest.writes.get(), 0, "{writes}");
+            drop(guest);
+            vif.recovers();
+        }
+        others.wait_for_replies(switch);
     });
 }
 

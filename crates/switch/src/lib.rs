@@ -16,6 +16,7 @@
 //! * [`poll`]: when to poll and when to sleep, when to notify
 //! * [`fair`]: fair sharing of workers' time between ports
 //! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
+//! * [`serving`]: which ports a thread serves, for its panic
 //! * [`tenant`]: rules of ports: port security, isolation, VLANs
 //! * [`tuning`]: run-time settings of a queue
 //! * [`time`]: durations and instants as types
@@ -35,6 +36,7 @@ pub mod pair;
 pub mod poll;
 pub mod port;
 pub mod schedule;
+pub mod serving;
 pub mod stats;
 mod steering;
 pub mod tenant;

@@ -82,6 +82,8 @@ const WORKER: &[libc::c_long] = &[
     libc::SYS_epoll_pwait2,
     libc::SYS_ppoll,
     libc::SYS_getrusage,
+    // What it served when it panicked.
+    libc::SYS_pwrite64,
 ];
 
 /// Starts of further threads; clone and prctl in part.

@@ -330,11 +330,15 @@ impl System {
     /// Hands the connection over to a capture thread; it is no longer a client.
     fn capture(&self, name: &str, client: &Client) -> Result<(), Problem> {
         let state = self.port(name).map_err(|error| error.problem())?;
-        let failed = |error: String| {
-            Problem::new(409, error, "end the other capture first").at("path.name").of(name)
-        };
-        let stream = client.session.stream().try_clone().map_err(|e| failed(e.to_string()))?;
-        capture::start(Arc::clone(&state.port), stream, self.clock()).map_err(failed)
+        if state.port.mirror.is_on() {
+            let what = format!("port '{name}' is already being captured");
+            let problem = Problem::new(409, what, "end the other capture first");
+            return Err(problem.at("path.name").of(name));
+        }
+        let stream = client.session.stream().try_clone();
+        let started =
+            stream.and_then(|stream| capture::start(Arc::clone(&state.port), stream, self.clock()));
+        started.map_err(|error| super::os("cannot capture")(error).problem())
     }
 
     /// Checks that there is room for another stream of events.

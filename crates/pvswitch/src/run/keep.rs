@@ -40,6 +40,9 @@ pub(super) const ATTEMPTS: u64 = 0;
 pub(super) const BUSY: u64 = 4096;
 pub(super) const REQUEST: u64 = 16_384;
 pub(super) const REQUEST_MAX: usize = 4096;
+/// Of panics: ports that were being served, a byte each, and the history of each port.
+pub(super) const PANICKED: u64 = 24_576;
+pub(super) const PANICS: u64 = 32_768;
 
 /// Least time between two writes of counters and addresses, and the share of time for them.
 const LIVE_EVERY: Duration = Duration::from_secs(1);
@@ -128,7 +131,7 @@ impl Store {
     }
 
     /// Replaces a record by these descriptors.
-    fn put(&mut self, key: &str, parts: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn put(&mut self, key: &str, parts: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut names = Vec::new();
         let serial = self.serial;
         self.serial += 1;

@@ -69,6 +69,7 @@ pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunEr
     system.watch(signals.as_fd(), Event::Signal)?;
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.signals = Some(signals);
+    system.end_on_panic(start.live_before.take());
     Ok(system)
 }
 

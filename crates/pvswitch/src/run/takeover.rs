@@ -67,6 +67,8 @@ pub(super) struct Left {
     pub(super) handed: Handed,
     /// Ids of ports whose connections cannot go on, and why.
     pub(super) lost: BTreeMap<u16, &'static str>,
+    /// Ids of ports that it was serving when it panicked, and for how long they are held down.
+    pub(super) panicked: BTreeMap<u16, Duration>,
     /// Time at which its end was noticed, on the machine's monotonic clock, in ns.
     pub(super) ended_ns: u64,
 }
@@ -328,6 +330,7 @@ impl System {
         let (pid, us) = (takeover.offer.pid, outage.as_micros());
         if killed {
             self.add_missing(&takeover.offer);
+            self.hold_down(&takeover.source);
             tracing::warn!("process {pid} was killed: took over its switch after {us} us");
         } else {
             let held = handed.ports.iter().flat_map(|port| &port.held).map(Vec::len);

@@ -8,6 +8,7 @@ use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::Port;
 use switch::schedule::token;
+use switch::serving::{Serving, panic_on_demand};
 use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
@@ -96,7 +97,9 @@ impl System {
     pub(super) fn serve_guest(&mut self, name: &str) {
         let now = self.pool.now();
         self.begin_message(name);
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let Some((port, _, vhost)) = self.vhost(name) else { return };
+        let _serving = Serving::port(port.id);
+        panic_on_demand("message", port.id);
         let Some(connection) = &mut vhost.connection else { return };
         let turn = connection.on_readable_at(now);
         for refused in connection.take_refusals() {

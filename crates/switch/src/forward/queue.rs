@@ -8,6 +8,7 @@ use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, QueueId};
+use crate::serving::{Delivering, panic_on_demand};
 use crate::stats::EgressStats;
 use crate::time::Instant;
 
@@ -46,6 +47,7 @@ pub(super) struct LockedQueue<'p> {
     pub id: QueueId,
     pub egress: &'p EgressQueue,
     pub queue: MutexGuard<'p, dyn Egress + 'static>,
+    _delivering: Delivering,
 }
 
 impl Port {
@@ -54,7 +56,10 @@ impl Port {
     pub(super) fn lock(&self, queue: u16) -> LockedQueue<'_> {
         let egress = &self.egress[usize::from(queue)];
         let id = QueueId { port: self.id, queue };
-        LockedQueue { port: self, id, egress, queue: egress.lock() }
+        let queue = egress.lock();
+        let _delivering = Delivering::to(self.id);
+        panic_on_demand("to", self.id);
+        LockedQueue { port: self, id, egress, queue, _delivering }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::Ingress;
+use crate::serving::panic_on_demand;
 use crate::time::Instant;
 use crate::tuning::Drain;
 
@@ -58,6 +59,7 @@ pub fn burst(
             took.findings.merge(forwarder.direct(source, ingress, now));
         }
         ingress.burst(max, now, scratch, &mut |burst| {
+            panic_on_demand("from", source.port);
             let found = match began {
                 Some((Meter { usage, by_part: true }, began)) if !burst.permits_granted() => {
                     forward_copies(source, burst, forwarder, now, || own = usage().since(began))

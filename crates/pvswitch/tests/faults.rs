@@ -1,0 +1,486 @@
+//! Faults of the machine and of the program itself: each costs what it hits, and nothing else
+//! ([Faults](../../../docs/reliability.md#faults)).
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{
+    Bystanders, Dir, Gen, Process, RECEIVER, Switch, pvswitch, sender_and_sink, signal, wait_for,
+    wait_for_next, wait_until_settled,
+};
+use os::Received;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use serde_json::Value;
+
+/// Whether the program panics on demand; if not, prints that the test is skipped.
+fn may_panic() -> bool {
+    let may = cfg!(debug_assertions);
+    if !may {
+        println!("skipped: panics on demand need debug assertions");
+    }
+    may
+}
+
+/// A switch with ports `a` to `d` whose process panics at this place (`PVSWITCH_PANIC_AT`).
+fn panicking(dir: &Dir, args: &[&str], at: &str) -> Switch {
+    let mut command = pvswitch();
+    command.args(["run", "--quiet", "--control", &dir.text("ctl")]).args(args);
+    for name in ["a", "b", "c", "d"] {
+        command.args(["--port", &dir.port(name, "")]);
+    }
+    command.env("PVSWITCH_PANIC_AT", at).stdout(Stdio::null());
+    Switch::spawn(dir, command)
+}
+
+/// Number of panics while a port was served.
+fn panics(switch: &Switch, port: &str) -> Value {
+    switch.port("show", port)["errors"]["panic"].clone()
+}
+
+/// The guest of `c` sends to that of `d`, and the process panics at `at` each time: only `costs`
+/// are disconnected, each time for longer.
+fn panics_cost(at: &str, costs: &[&str]) {
+    if !may_panic() {
+        return;
+    }
+    let dir = Dir::new();
+    let switch = panicking(&dir, &["--keep"], at);
+    // No frame is flooded: learned addresses may be lost with the process.
+    for (address, port) in [("02:00:00:00:00:a1", "a"), ("02:00:00:00:00:a2", "b"), (RECEIVER, "d")]
+    {
+        switch.json(&["fdb", "add", address, port]);
+    }
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let sinks = || Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", RECEIVER]);
+    let mut sink = sinks();
+    let mut held_since = None;
+    for n in 1..=3_u32 {
+        if !sink.0.lives() {
+            sink = sinks();
+        }
+        switch.wait_up("d", true);
+        let (began, before) = (Instant::now(), switch.pid());
+        // It waits until its port is served again.
+        let mut guest = Gen::start(&dir.path("c"), &["--rate", "1k", "--peer", RECEIVER]);
+        wait_for_next(&switch, before);
+        if let Some(since) = held_since.replace(began) {
+            let held = since.elapsed();
+            assert!(held >= Duration::from_secs(1 << (n - 1)), "{held:?}\n{}", switch.log());
+        }
+        for port in ["a", "b", "c", "d"] {
+            let expected = if costs.contains(&port) { n.into() } else { Value::Null };
+            assert_eq!(panics(&switch, port), expected, "port {port}\n{}", switch.log());
+        }
+        let line = "the switch panicked while it served this port";
+        assert_eq!(switch.log().matches(line).count(), costs.len() * n as usize);
+        wait_for("the guest to be disconnected", || !guest.0.lives());
+        if costs.contains(&"d") {
+            wait_for("the receiver to be disconnected", || !sink.0.lives());
+        }
+        pair.wait_for_replies(&switch);
+    }
+    switch.check_connected_once(&["a", "b"]);
+    assert_eq!(switch.is_up("d"), !costs.contains(&"d"));
+    assert!(!switch.log().contains("connections are not restored"), "{}", switch.log());
+    pair.end();
+}
+
+#[test]
+fn panic_amid_a_burst_costs_its_port_only() {
+    panics_cost("from:2", &["c"]);
+}
+
+#[test]
+fn panic_during_a_delivery_costs_sender_and_receiver_only() {
+    panics_cost("to:3", &["c", "d"]);
+}
+
+#[test]
+fn panic_at_a_message_of_a_front_end_costs_its_port_only() {
+    panics_cost("message:2", &["c"]);
+}
+
+#[test]
+fn panic_of_a_switch_that_is_not_kept_ends_it() {
+    if !may_panic() {
+        return;
+    }
+    let dir = Dir::new();
+    let mut switch = panicking(&dir, &[], "from:2");
+    let _guest = Gen::start(&dir.path("c"), &["--rate", "1k"]);
+    let status = switch.process.wait();
+    assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{status}");
+    assert!(switch.log().contains("on demand: from port 2"), "{}", switch.log());
+}
+
+/// Changes a limit of a process; `None`: to its maximum.
+fn limit(pid: u32, resource: Resource, current: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap());
+    let maximum = getrlimit(resource).maximum;
+    let limit = Rlimit { current: current.or(maximum), maximum };
+    prlimit(pid, resource, limit).unwrap();
+}
+
+fn text(out: &[u8]) -> String {
+    String::from_utf8_lossy(out).into_owned()
+}
+
+/// The error of a request that must fail.
+fn refused(switch: &Switch, args: &[&str]) -> String {
+    let out = switch.ctl(args);
+    assert_eq!(out.status.code(), Some(1), "{args:?}: {}", text(&out.stdout));
+    text(&out.stderr)
+}
+
+fn capture(switch: &Switch, port: &str, to: &str) -> Command {
+    let mut command = pvswitch();
+    command.args(["capture", port, "--control", switch.control(), "-w", to]);
+    command.stderr(Stdio::piped());
+    command
+}
+
+/// Exit status and error of a program that must end by itself.
+fn ended(mut command: Command) -> (Option<i32>, String) {
+    let mut process = Process(command.spawn().unwrap());
+    let status = process.wait();
+    let error = std::io::read_to_string(process.0.stderr.take().unwrap()).unwrap();
+    (status.code(), error)
+}
+
+/// Captures `port` until there is something in `to`, and ends it in order.
+fn captures(switch: &Switch, port: &str, to: &str) {
+    let mut capture = Process(capture(switch, port, to).spawn().unwrap());
+    wait_for("a capture", || std::fs::metadata(to).is_ok_and(|file| file.len() > 0));
+    signal(&capture.0, Signal::INT);
+    assert!(capture.wait().success());
+}
+
+const ADDED: &str = "n";
+
+/// A switch with a file, ports `a` and `b` in use, and a free one `c`; and the file with one more.
+fn with_file(dir: &Dir, args: &[&str]) -> (Switch, Bystanders, Box<dyn Fn(bool)>) {
+    let file = dir.path("c.toml");
+    let port = |name: &str| {
+        format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{}\"\n", dir.text(name))
+    };
+    let few: String = ["a", "b", "c"].map(port).concat();
+    let more = format!("{few}{}", port(ADDED));
+    let name = file.display().to_string();
+    let write = move |is_more| std::fs::write(&file, if is_more { &more } else { &few }).unwrap();
+    write(false);
+    let switch = Switch::start(dir, &[args, &["--config", &name]].concat(), &[]);
+    let pair = Bystanders::start(&switch, dir, "a", "b");
+    (switch, pair, Box::new(write))
+}
+
+fn names(switch: &Switch) -> Vec<String> {
+    let show = switch.json(&["show"]);
+    let ports = show["ports"].as_array().unwrap().iter();
+    ports.map(|port| port["name"].as_str().unwrap().into()).collect()
+}
+
+fn descriptors(pid: u32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
+}
+
+#[test]
+fn without_descriptors_all_is_refused_by_name_and_works_again_with_some() {
+    const CAUSE: &str = "Too many open files";
+    let dir = Dir::new();
+    let (switch, pair, write) = with_file(&dir, &[]);
+    let pid = switch.pid();
+    // The requests that follow need more than their connection.
+    let mut open = descriptors(pid);
+    wait_for("the last client's descriptor", || {
+        let (before, now) = (open, descriptors(pid));
+        open = now;
+        before == now
+    });
+    limit(pid, Resource::Nofile, Some(open + 1));
+    let error = refused(&switch, &["add-port", &dir.port("x", "")]);
+    assert!(error.contains(CAUSE), "{error}");
+    write(true);
+    let error = refused(&switch, &["reload"]);
+    assert!(error.contains(CAUSE), "{error}");
+    let (status, error) = ended(capture(&switch, "a", &dir.text("refused.pcap")));
+    assert_eq!(status, Some(1), "{error}");
+    assert!(error.contains(CAUSE), "{error}");
+    assert!(!dir.path("refused.pcap").exists());
+    // A guest's memory and rings are descriptors.
+    let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
+    wait_for("the guest to be refused", || !guest.0.lives());
+    wait_for("a client to be accepted", || switch.ctl(&["show"]).status.success());
+    assert!(switch.log().contains("port c: front-end disconnected: "), "{}", switch.log());
+    assert_eq!(names(&switch), ["a", "b", "c"]);
+    pair.wait_for_replies(&switch);
+
+    limit(pid, Resource::Nofile, None);
+    assert!(switch.ctl(&["add-port", &dir.port("x", "")]).status.success());
+    assert_eq!(switch.json(&["reload"])["added"][0], ADDED);
+    captures(&switch, "a", &dir.text("a.pcap"));
+    let guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
+    switch.wait_up("c", true);
+    guest.end();
+    pair.wait_for_replies(&switch);
+    assert_eq!(switch.pid(), pid);
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
+/// Bytes of a process's address space.
+fn address_space(pid: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn without_address_space_guests_are_refused_and_the_rest_goes_on() {
+    let dir = Dir::new();
+    let (switch, pair, write) = with_file(&dir, &[]);
+    let pid = switch.pid();
+    // Room for the allocator, not for a guest's memory.
+    limit(pid, Resource::As, Some(address_space(pid) + (1 << 20)));
+    let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink", "--queue-size", "1024"]);
+    wait_for("the guest to be refused", || !guest.0.lives());
+    assert!(switch.log().contains("Cannot allocate memory"), "{}", switch.log());
+    assert!(switch.ctl(&["add-port", &dir.port("x", "")]).status.success());
+    write(true);
+    assert_eq!(switch.json(&["reload"])["added"][0], ADDED);
+    pair.wait_for_replies(&switch);
+
+    limit(pid, Resource::As, None);
+    captures(&switch, "a", &dir.text("a.pcap"));
+    let guest = Gen::start(&dir.path("c"), &["--mode", "sink", "--queue-size", "1024"]);
+    switch.wait_up("c", true);
+    guest.end();
+    pair.wait_for_replies(&switch);
+    assert_eq!(switch.pid(), pid);
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
+/// The process that has no memory ends; a kept switch goes on in the next one.
+#[test]
+fn allocation_that_fails_ends_the_process_and_guests_stay_connected() {
+    let dir = Dir::new();
+    let (switch, pair, _) = with_file(&dir, &["--keep"]);
+    wait_until_settled(&switch);
+    let (before, ports) = (switch.pid(), names(&switch));
+    // The allocator has no more than it has kept.
+    limit(before, Resource::Data, Some(1 << 20));
+    let many: String = (0..4000).map(|n| format!("[port.n{n}]\nkind = \"null\"\n")).collect();
+    std::fs::write(dir.path("c.toml"), many).unwrap();
+    let error = refused(&switch, &["reload"]);
+    assert!(error.contains("closed"), "{error}");
+    wait_for_next(&switch, before);
+    assert!(switch.log().contains("memory allocation of "), "{}", switch.log());
+    assert!(switch.log().contains("was killed while it ran the request"), "{}", switch.log());
+    // Nothing of the request took effect.
+    assert_eq!(names(&switch), ports);
+    pair.wait_for_replies(&switch);
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
+#[test]
+fn capture_to_a_full_disk_is_an_error_and_the_switch_goes_on() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let fails = |command: Command, cause: &str| {
+        let (status, error) = ended(command);
+        assert_eq!(status, Some(1), "{error}");
+        assert!(error.contains(cause) && error.contains("middle of a frame"), "{error}");
+    };
+    let ends = || wait_for("the end of the capture", || !has_thread(&switch, "capture"));
+    let full = "-w /dev/full: cannot write this file: No space left on device";
+    fails(capture(&switch, "a", "/dev/full"), full);
+    ends();
+    // A file of 32 KiB at most, in a unit of 512 bytes or of 1024.
+    let file = dir.text("part.pcap");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 32; exec \"$@\"", "sh"]);
+    let command = capture(&switch, "a", &file);
+    limited.arg(command.get_program()).args(command.get_args()).stderr(Stdio::piped());
+    fails(limited, "File too large (os error 27); raise the limit");
+    let len = std::fs::metadata(&file).unwrap().len();
+    assert!([16 << 10, 32 << 10].contains(&len), "{len}");
+    // The port is not captured any more, and nothing was lost.
+    ends();
+    captures(&switch, "a", &dir.text("a.pcap"));
+    pair.wait_for_replies(&switch);
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
+fn has_thread(switch: &Switch, name: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", switch.pid())).unwrap();
+    let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    tasks.flatten().filter_map(of).any(|comm| comm.trim() == name)
+}
+
+/// How long a process is stopped; `PVSWITCH_STOP_S=60`: a minute.
+fn stop_time() -> Duration {
+    let seconds = std::env::var("PVSWITCH_STOP_S").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(3))
+}
+
+#[test]
+fn stopped_switch_goes_on_with_exact_counts_and_without_catching_up() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", ""), dir.port("c", ",poll=timer:1000")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let idle = Gen::start(&dir.path("c"), &["--mode", "idle"]);
+    switch.wait_up("c", true);
+    let (sender, sink) = sender_and_sink(&switch, &dir, &[]);
+    switch.wait_for_frames("a", 1000);
+    let polls = || switch.counter("c", "ingress", "polls");
+    let log = switch.log();
+    let (first, began) = (polls(), Instant::now());
+    signal(&switch.process.0, Signal::STOP);
+    let stopped = Instant::now();
+    std::thread::sleep(stop_time());
+    let stopped = stopped.elapsed();
+    signal(&switch.process.0, Signal::CONT);
+    switch.wait_for_frames("a", 1000);
+    // At most one poll in each millisecond that it ran, and not those that it missed.
+    let polled = polls() - first;
+    let ran = began.elapsed() - stopped;
+    assert!(u128::from(polled) <= ran.as_millis() + 100, "{polled} polls in {ran:?}");
+    assert_eq!(switch.log(), log);
+    let sent = sender.end();
+    let drops = |way, port: &str| -> u64 {
+        let stats = switch.port("stats", port);
+        let counters = stats[way][0].as_object().unwrap().iter();
+        let drops = counters.filter(|(name, _)| name.starts_with("drops_"));
+        drops.map(|(_, n)| n.as_u64().unwrap()).sum()
+    };
+    let sent = sent["sent_frames"].as_u64().unwrap();
+    let dropped = || drops("egress", "b") + drops("ingress", "a");
+    wait_for("all frames", || switch.counter("b", "egress", "frames") + dropped() >= sent);
+    let received = sink.end()["received_frames"].as_u64().unwrap();
+    assert_eq!(received + dropped(), sent);
+    switch.check_connected_once(&["a", "b", "c"]);
+    idle.end();
+}
+
+/// Bytes of a message's header, and where its length is.
+const HEADER: usize = 12;
+
+/// Reads exactly `bytes`; false: the peer closed.
+fn read_exactly(from: &UnixStream, bytes: &mut [u8], fds: &mut Vec<std::os::fd::OwnedFd>) -> bool {
+    let mut at = 0;
+    while at < bytes.len() {
+        match os::recv(from.as_fd(), &mut bytes[at..], fds, 64) {
+            Ok(Received::Bytes(n)) => at += n,
+            Ok(Received::Nothing) => drop(os::poll_readable(&[from.as_fd()], None)),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Passes the messages of a front-end on to a switch, up to `whole` messages and then `bytes` of
+/// the next, and what the switch replies back. Returns the lengths of the messages passed on.
+fn relay(front: UnixStream, switch: UnixStream, whole: usize, bytes: usize) -> Vec<usize> {
+    let (mut replies, mut to) = (switch.try_clone().unwrap(), front.try_clone().unwrap());
+    let back = std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = replies.read(&mut bytes) {
+            if to.write_all(&bytes[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    });
+    let mut lengths = Vec::new();
+    loop {
+        let (mut message, mut fds) = (vec![0; HEADER], Vec::new());
+        let is_last = lengths.len() == whole;
+        if is_last && bytes == 0 || !read_exactly(&front, &mut message, &mut fds) {
+            break;
+        }
+        let len = u32::from_ne_bytes(message[8..].try_into().unwrap());
+        message.resize(HEADER + len as usize, 0);
+        if !read_exactly(&front, &mut message[HEADER..], &mut fds) {
+            break;
+        }
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let part = if is_last { &message[..bytes] } else { &message[..] };
+        if !matches!(os::send(switch.as_fd(), part, &fds), Ok(true)) || is_last {
+            break;
+        }
+        lengths.push(message.len());
+    }
+    let _ = switch.shutdown(std::net::Shutdown::Both);
+    back.join().unwrap();
+    lengths
+}
+
+/// Descriptors and mappings of peers' memory of the switch, without the `/dev/null` that each
+/// thread opens once, to signal with.
+fn holds(switch: &Switch) -> [u64; 2] {
+    let pid = switch.process.0.id();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let fds = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let fds = fds.filter(|to| to != Path::new("/dev/null")).count();
+    [fds as u64, maps.lines().filter(|line| line.contains("memfd:")).count() as u64]
+}
+
+#[test]
+fn front_end_that_ends_at_any_message_or_within_it_leaves_nothing() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", ""), dir.port("c", ",queues=2")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let before = holds(&switch);
+    let listener = UnixListener::bind(dir.path("relay")).unwrap();
+    let start = |args: &[&str]| {
+        let guest = Gen::start(&dir.path("relay"), args);
+        (guest, listener.accept().unwrap().0, UnixStream::connect(dir.path("c")).unwrap())
+    };
+    let is_free = || {
+        let show = switch.port("show", "c");
+        let used = |entry: &str| show["account"][entry]["used"] == 0;
+        show["up"] == false && ["descriptors", "mappings", "mapped-bytes"].into_iter().all(used)
+    };
+    for ring in [&[][..], &["--packed", "--queues", "2"]] {
+        let (mut guest, front, to) = start(ring);
+        let all = std::thread::spawn(move || relay(front, to, usize::MAX, 0));
+        switch.wait_up("c", true);
+        switch.wait_for_frames("c", 20);
+        guest.0.kill();
+        let lengths = all.join().unwrap();
+        assert!(lengths.len() > 20, "{lengths:?}");
+        wait_for("the port to be free", is_free);
+        for (whole, len) in lengths.iter().enumerate() {
+            let part = if whole % 2 == 0 { 1 + whole % (HEADER - 1) } else { len - 1 };
+            for bytes in [0, part] {
+                let (_guest, front, to) = start(ring);
+                let passed = relay(front, to, whole, bytes);
+                assert_eq!(passed, lengths[..whole], "the same handshake");
+                wait_for("the port to be free", is_free);
+            }
+        }
+        pair.wait_for_replies(&switch);
+        // The next front-end is served.
+        let guest = Gen::start(&dir.path("c"), ring);
+        switch.wait_up("c", true);
+        switch.wait_for_frames("c", 20);
+        guest.end();
+        wait_for("the port to be free", is_free);
+    }
+    wait_for("nothing more to be held than before", || {
+        holds(&switch).iter().zip(before).all(|(now, before)| *now <= before)
+    });
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
