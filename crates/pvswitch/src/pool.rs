@@ -147,8 +147,9 @@ impl Pool {
     /// Starts serving a queue.
     pub fn serve(&self, served: Served) {
         let mut homes = self.homes();
-        let home = homes.place(served.token);
+        let (token, home) = (served.token, homes.place(served.token));
         self.workers[home.worker].serve(served.placed(home.generation));
+        self.give_away(home.follow(token));
     }
 
     /// Stops serving a queue. It may be served for one more round.

@@ -272,7 +272,10 @@ impl Switching {
     pub fn restart(&mut self, name: Name) -> Vec<usize> {
         let Some(before) = self.drop_queue(name) else { return Vec::new() };
         let (worker, served) = self.place(name);
-        vec![before, self.serve(worker, served)]
+        let mut wakes = vec![before, self.serve(worker, served)];
+        let follow = self.homes.home(token(name)).and_then(|home| home.follow(token(name)));
+        wakes.extend(follow.map(|request| self.give_away(request)));
+        wakes
     }
 
     /// Stops serving a queue; returns the worker to wake.

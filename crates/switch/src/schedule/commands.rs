@@ -8,7 +8,7 @@ pub const COMMANDS_MAX: usize = 64;
 
 /// A command about one queue, or a new table of ports. `B` is what a worker begins to serve or to
 /// watch, `T` the table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Command<B, T> {
     /// Begins to serve or to watch a queue.
     Begin(B),
@@ -25,7 +25,7 @@ pub enum Command<B, T> {
 }
 
 /// Commands of one queue, in the order in which they are carried out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OfQueue<B> {
     drop: bool,
     begin: Option<B>,
@@ -40,7 +40,7 @@ impl<B> Default for OfQueue<B> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Next {
     Queue(u64),
     Table(u64),
@@ -49,7 +49,7 @@ enum Next {
 /// Pending commands of a worker. Later commands of a queue replace earlier ones, so a peer that
 /// starts and stops its queues in a loop neither lengthens the list nor keeps more in it than its
 /// queues have.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Commands<B, T> {
     order: VecDeque<Next>,
     of: HashMap<u64, OfQueue<B>>,

@@ -33,7 +33,7 @@ fn is_egress(token: u64) -> bool {
 }
 
 /// How queues are placed on workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Placement {
     /// One worker serves everything.
@@ -45,6 +45,14 @@ pub enum Placement {
     /// Queues move between workers by measured load.
     #[default]
     Balanced,
+}
+
+impl Home {
+    /// The command to follow where the queue begins: to the worker that the placement chose.
+    pub fn follow(self, token: u64) -> Option<GiveAway> {
+        let Self { worker: from, chosen: to, .. } = self;
+        (from != to).then_some(GiveAway { token, from, to })
+    }
 }
 
 impl Placement {
@@ -73,7 +81,7 @@ impl Placement {
 }
 
 /// Where a queue is served or watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Home {
     /// The worker; of a queue in flight, the one that gave it away.
     pub worker: usize,
@@ -95,11 +103,13 @@ pub struct GiveAway {
 }
 
 /// The worker of each queue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Homes {
     workers: usize,
     placement: Placement,
     homes: BTreeMap<u64, Home>,
+    /// Workers of ingress queues that were removed: they may serve them for one more round.
+    last: BTreeMap<u64, usize>,
     /// Number of placements of queues so far.
     generations: u64,
 }
@@ -108,7 +118,7 @@ impl Homes {
     /// Creates the table of `workers` workers, without queues.
     pub fn new(workers: usize, placement: Placement) -> Self {
         assert!(workers > 0, "queues need a worker");
-        Self { workers, placement, homes: BTreeMap::new(), generations: 0 }
+        Self { workers, placement, homes: BTreeMap::new(), last: BTreeMap::new(), generations: 0 }
     }
 
     /// How queues are placed.
@@ -148,12 +158,18 @@ impl Homes {
         }
     }
 
-    /// Gives a queue a home, by the placement: that worker is to serve or watch it. Its earlier
-    /// home, if it had one, was [removed](Self::remove).
+    /// Gives a queue a home: that worker is to serve or watch it, and then to
+    /// [give it away](Home::follow) if the placement chose another. Its earlier home, if it had
+    /// one, was [removed](Self::remove).
+    ///
+    /// An ingress queue begins where it was served before. That worker may be in its last round
+    /// with it: beside one that serves it already, it could take back the other's request for
+    /// notifications (`tests/two_workers.rs`).
     pub fn place(&mut self, token: u64) -> Home {
-        let worker = self.choose(token);
+        let chosen = self.choose(token);
+        let worker = self.last.remove(&token).unwrap_or(chosen);
         self.generations += 1;
-        let home = Home { worker, generation: self.generations, chosen: worker };
+        let home = Home { worker, generation: self.generations, chosen };
         self.homes.insert(token, home);
         home
     }
@@ -161,7 +177,11 @@ impl Homes {
     /// Removes a queue; returns the worker that is to drop it. If the queue is in flight, that one
     /// has nothing to drop, and its [`hand_over`](Self::hand_over) is refused.
     pub fn remove(&mut self, token: u64) -> Option<usize> {
-        self.homes.remove(&token).map(|home| home.worker)
+        let worker = self.homes.remove(&token)?.worker;
+        if !is_egress(token) {
+            self.last.insert(token, worker);
+        }
+        Some(worker)
     }
 
     /// Requests the move of a queue by load, as another worker decided. `None`: the queue was
@@ -315,6 +335,24 @@ mod tests {
         assert_eq!(homes.hand_over(ingress(1, 0), old, 0, 1), None);
         assert_eq!(homes.worker(ingress(1, 0)), Some(0));
         assert_eq!(homes.hand_over(ingress(1, 0), new.generation, 0, 1), Some(1));
+    }
+
+    #[test]
+    fn queue_that_starts_again_begins_where_it_was_and_follows_the_placement() {
+        let mut homes = homes(2, Placement::PerPort, &PAIRS);
+        assert_eq!(homes.worker(ingress(1, 0)), Some(1));
+        homes.set_placement(Placement::Single);
+        assert_eq!(homes.remove(ingress(1, 0)), Some(1));
+        let home = homes.place(ingress(1, 0));
+        let give = home.follow(ingress(1, 0)).unwrap();
+        assert_eq!((home.worker, give.from, give.to), (1, 1, 0));
+        carry_out(&mut homes, &[give]);
+        // Who watches for room has no part in that: it begins where it is to be.
+        assert_eq!(homes.remove(egress(1, 0)), Some(1));
+        let home = homes.place(egress(1, 0));
+        assert_eq!((home.worker, home.follow(egress(1, 0))), (0, None));
+        // Nor has a queue that starts for the first time.
+        assert_eq!(homes.place(ingress(7, 0)).follow(ingress(7, 0)), None);
     }
 
     #[test]
