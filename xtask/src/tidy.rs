@@ -213,6 +213,9 @@ pub fn check(root: &Path) -> Vec<Violation> {
         found.extend(paths(root, name, text));
         found.extend(document(name, text));
         found.extend(glossary(name, text));
+        if PROOFS.contains(&name.as_str()) {
+            found.extend(named_tests(name, text, &files));
+        }
         if name.ends_with(".rs") {
             found.extend(rust(name, text));
             found.extend(dead(name, &files));
@@ -228,6 +231,38 @@ pub fn check(root: &Path) -> Vec<Violation> {
     let idle: Vec<_> = idle.collect();
     found.retain(|o| !EXCEPTIONS.iter().any(|e| excepted(e, o)));
     found.extend(idle);
+    found
+}
+
+/// Documents whose statements name their tests.
+const PROOFS: [&str; 2] = ["docs/threat-model.md", "docs/reliability.md"];
+
+/// Tests that a document names and no Rust file has, and rows of a table of defences without a
+/// test or a word that says why there is none. Names of tests are sentences: three underscores.
+fn named_tests(name: &str, text: &str, files: &BTreeMap<String, String>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let is_test = |word: &&str| {
+        let plain = word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        plain && !word.ends_with('_') && word.matches('_').count() >= 3
+    };
+    let sources = || files.iter().filter(|(path, _)| path.ends_with(".rs"));
+    let words = text.split('`').skip(1).step_by(2).map(|w| w.rsplit("::").next().unwrap_or(w));
+    for word in words.filter(is_test) {
+        let declared = [format!("fn {word}("), format!("fn {word}<")];
+        if !sources().any(|(_, source)| declared.iter().any(|fun| source.contains(fun))) {
+            found.push(violation(Rule::Documents, name, format!("there is no test `{word}`")));
+        }
+    }
+    let why = ["`", "none", "below", "*argued only*"];
+    let mut judged = false;
+    for line in text.lines() {
+        judged = line.starts_with('|') && (judged || line.trim_end().ends_with("| test |"));
+        let cell = line.trim_end().trim_end_matches('|').rsplit(" | ").next().unwrap_or_default();
+        let is_row = judged && !line.starts_with("|--") && !line.ends_with("| test |");
+        if is_row && !why.iter().any(|word| cell.contains(word)) {
+            found.push(violation(Rule::Documents, name, format!("no test in: {line}")));
+        }
+    }
     found
 }
 
@@ -363,6 +398,18 @@ fn document(name: &str, text: &str) -> Option<Violation> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn tests_that_documents_name_exist_and_every_row_has_one() {
+        let files = [("a.rs".into(), "fn a_row_has_one() {}\nfn as_for_all<T>() {}".into())].into();
+        let table = "| hazard | defence | test |\n|---|---|---|\n";
+        let good = format!("{table}| x | y | `a_row_has_one` |\n| x | y | none |\n\n`a b_c_d_e`");
+        assert_eq!(super::named_tests("d", &good, &files), []);
+        let gone = format!("{table}| x | y | `crate` `tests::a_row_has_two` |\n");
+        assert_eq!(super::named_tests("d", &gone, &files).len(), 1);
+        let bare = format!("{table}| x | `y` | later |\n");
+        assert_eq!(super::named_tests("d", &bare, &files).len(), 1);
+    }
+
     use super::*;
 
     #[test]

@@ -175,7 +175,51 @@ mod tests {
 
     #[test]
     fn untrusted_number_is_plain_only_below_its_end() {
-        assert_eq!(Untrusted::new(7_u16).check_below(8), Ok(7));
-        assert_eq!(Untrusted::new(8_u16).check_below(8), Err(8));
+        for end in [0, 1, 2, 7, 8, 256, 0x7fff, 0x8000, u16::MAX] {
+            for value in 0..=u16::MAX {
+                let plain = Untrusted::new(value).check_below(end);
+                assert_eq!(plain, if value < end { Ok(value) } else { Err(value) });
+            }
+        }
+    }
+
+    /// Of all indices, not only those near the wrap.
+    #[test]
+    fn every_index_steps_through_the_slots_of_every_ring() {
+        for mask in (0..16).map(|bits| (1_u32 << bits) - 1) {
+            let mask = u16::try_from(mask).unwrap();
+            for value in 0..=u16::MAX {
+                let (idx, wide) = (Idx::<u16>::new(value), Idx::<u32>::new(value.into()));
+                let (slot, next) = (idx.slot(mask).get(), idx.plus(1).slot(mask).get());
+                assert!(slot <= usize::from(mask));
+                assert_eq!(next, if slot == usize::from(mask) { 0 } else { slot + 1 });
+                assert_eq!(wide.slot(mask.into()).get(), slot);
+                assert_eq!(idx.plus(1).minus(1), idx);
+            }
+        }
+    }
+
+    /// Each index of the peer's, from each of ours: what is allowed is a distance, with the wrap
+    /// or without. The distances are all near those where something changes, and one in 251.
+    #[test]
+    fn every_index_of_the_peer_is_checked_by_its_distance_from_every_one_of_ours() {
+        const SIZE: u16 = 256;
+        let near = |at: u16| (0..6).map(move |n: u16| at.wrapping_add(n).wrapping_sub(3));
+        let rest = (0..=u16::MAX).step_by(251);
+        let ahead: Vec<u16> = [0, SIZE, 0x8000].into_iter().flat_map(near).chain(rest).collect();
+        for from in 0..=u16::MAX {
+            let (from16, high) = (Idx::<u16>::new(from), u32::from(from) << 16 | 0xfff0);
+            let from32 = Idx::<u32>::new(high);
+            for ahead in &ahead {
+                let seen = u16::try_from((u32::from(from) + u32::from(*ahead)) % 65_536).unwrap();
+                let allowed = *ahead <= SIZE;
+                let counted = Untrusted::<Idx<u16>>::index(seen).check_since(from16, 0..=SIZE);
+                assert_eq!(counted, if allowed { Ok(*ahead) } else { Err(seen) });
+                let wide = high.wrapping_add(u32::from(*ahead));
+                let counted = Untrusted::<Idx<u32>>::index(wide);
+                let counted = counted.check_since(from32, 0..=SIZE.into());
+                assert_eq!(counted, if allowed { Ok(u32::from(*ahead)) } else { Err(wide) });
+            }
+        }
     }
 }
