@@ -8,6 +8,7 @@
 //! * `cargo run --bin ring_image -- FILE`: repeats one input, on the stable toolchain.
 
 pub mod config_file;
+pub mod dirty_log;
 pub mod http_request;
 pub mod mutate;
 pub mod poll_policy;

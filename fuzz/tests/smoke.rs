@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
 use pvswitch_fuzz::{
-    config_file, corpus, http_request, poll_policy, ring_image, stream_frames, tenant_rules,
-    vhost_user_stream, vnet_frame, xen_ring, xenstore,
+    config_file, corpus, dirty_log, http_request, poll_policy, ring_image, stream_frames,
+    tenant_rules, vhost_user_stream, vnet_frame, xen_ring, xenstore,
 };
 
 /// How long each target runs, in ms.
@@ -71,6 +71,30 @@ fn ring_image_holds_and_reaches_every_fault() {
         "UsedLen",
     ];
     assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn dirty_log_holds_for_every_ring_and_amid_bursts() {
+    let mut sum = dirty_log::Seen::default();
+    assert_holds("dirty_log", dirty_log::seeds(), |data| {
+        let seen = dirty_log::explore(data, true);
+        sum.sent += seen.sent;
+        sum.amid += seen.amid;
+        sum.faults += seen.faults;
+        sum.replaced += seen.replaced;
+        (0..2).for_each(|way| sum.frames[way] += seen.frames[way]);
+    });
+    let dirty_log::Seen { sent, amid, frames: [from, to], faults, replaced } = sum;
+    assert!([sent, amid, from, to, faults, replaced].iter().all(|n| *n > 0), "{sum:?}");
+}
+
+#[test]
+fn pages_that_are_not_marked_are_found_on_every_kind_of_ring() {
+    for seed in dirty_log::seeds() {
+        assert!(catch_unwind(|| dirty_log::explore(&seed, false)).is_err());
+        let seen = dirty_log::explore(&seed, true);
+        assert!(seen.frames.iter().all(|n| *n > 0) && seen.sent > 0, "{seen:?}");
+    }
 }
 
 #[test]
