@@ -302,6 +302,63 @@ fn allocation_that_fails_ends_the_process_and_guests_stay_connected() {
     pair.end();
 }
 
+/// Whatever is asked of a kept switch without memory, and whether it refuses that, does it or ends:
+/// guests stay connected, and with memory it is done.
+#[test]
+fn nothing_that_is_asked_without_memory_costs_a_connection() {
+    let dir = Dir::new();
+    let (switch, pair, write) = with_file(&dir, &["--keep"]);
+    let succeeds = |args: &[&str]| switch.ctl(args).status.success();
+    let add = |_| {
+        let added = succeeds(&["add-port", &dir.port("x", "")]);
+        // After a kill it may have been added without a reply.
+        added | succeeds(&["del-port", "x"])
+    };
+    let connect = |_| {
+        let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
+        wait_for("the guest to be served or refused", || switch.is_up("c") || !guest.0.lives());
+        guest.0.kill();
+        wait_for("its port to be free", || switch.port("show", "c")["connections"] != Value::Null);
+        true
+    };
+    let reload = |n: u32| {
+        write(n % 2 == 0);
+        succeeds(&["reload"])
+    };
+    let capture = |n: u32| {
+        let (_, to) = (n, dir.text("x.pcap"));
+        let mut capture = Process(capture(&switch, "a", &to).spawn().unwrap());
+        let has = || std::fs::metadata(&to).is_ok_and(|file| file.len() > 0);
+        wait_for("a capture, or its end", || has() || !capture.lives());
+        let is_capturing = has();
+        capture.kill();
+        let _ = std::fs::remove_file(&to);
+        is_capturing
+    };
+    let show = |_| ["show", "stats", "fdb"].iter().all(|what| succeeds(&[what]));
+    let requests: [(&str, &dyn Fn(u32) -> bool); 5] = [
+        ("add-port", &add),
+        ("connect", &connect),
+        ("reload", &reload),
+        ("capture", &capture),
+        ("show", &show),
+    ];
+    for (name, request) in requests {
+        wait_until_settled(&switch);
+        let before = switch.pid();
+        limit(before, Resource::Data, Some(1 << 20));
+        (0..10).for_each(|n| drop(request(n)));
+        wait_for("a reply", || succeeds(&["show"]));
+        let pid = switch.pid();
+        println!("{name}: {}", if pid == before { "went on" } else { "ended, and went on" });
+        limit(pid, Resource::Data, None);
+        wait_for(name, || request(0));
+        pair.wait_for_replies(&switch);
+        switch.check_connected_once(&["a", "b"]);
+    }
+    pair.end();
+}
+
 #[test]
 fn capture_to_a_full_disk_is_an_error_and_the_switch_goes_on() {
     let dir = Dir::new();
