@@ -318,15 +318,15 @@ fn nothing_that_is_asked_without_memory_costs_a_connection() {
         let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
         wait_for("the guest to be served or refused", || switch.is_up("c") || !guest.0.lives());
         guest.0.kill();
-        wait_for("its port to be free", || switch.port("show", "c")["connections"] != Value::Null);
+        switch.wait_up("c", false);
         true
     };
     let reload = |n: u32| {
         write(n % 2 == 0);
         succeeds(&["reload"])
     };
-    let capture = |n: u32| {
-        let (_, to) = (n, dir.text("x.pcap"));
+    let capture = |_| {
+        let to = dir.text("x.pcap");
         let mut capture = Process(capture(&switch, "a", &to).spawn().unwrap());
         let has = || std::fs::metadata(&to).is_ok_and(|file| file.len() > 0);
         wait_for("a capture, or its end", || has() || !capture.lives());
@@ -347,7 +347,9 @@ fn nothing_that_is_asked_without_memory_costs_a_connection() {
         wait_until_settled(&switch);
         let before = switch.pid();
         limit(before, Resource::Data, Some(1 << 20));
-        (0..10).for_each(|n| drop(request(n)));
+        for n in 0..10 {
+            request(n);
+        }
         wait_for("a reply", || succeeds(&["show"]));
         let pid = switch.pid();
         println!("{name}: {}", if pid == before { "went on" } else { "ended, and went on" });
