@@ -322,7 +322,7 @@ fn nothing_that_is_asked_without_memory_costs_a_connection() {
         true
     };
     let reload = |n: u32| {
-        write(n % 2 == 0);
+        write(n.is_multiple_of(2));
         succeeds(&["reload"])
     };
     let capture = |_| {
