@@ -9,6 +9,7 @@
 mod frame;
 mod hdr;
 mod idle;
+mod migrate;
 mod pace;
 mod pass;
 mod replay;
@@ -39,6 +40,7 @@ use switch::time::{Instant, Ns};
 
 pub use self::frame::{Aside, Size, parse_also};
 pub use self::idle::{Idle, raise_limit, run as run_idle, targets};
+pub use self::migrate::{Migrate, run as run_migrate};
 pub use self::pace::{Burst, OnOff, parse_rate};
 pub use self::pass::{Pass, run as run_pass};
 pub use self::trial::{Trial, run as run_trial};

@@ -577,7 +577,9 @@ pub struct GenArgs {
     /// connect to two ports, {} in the socket path replaced by 0 and 1, and pass frames from the
     /// first to the second in one thread that never sleeps; trial: the same at --rate, for
     /// --duration after --warm-up: frames due then and not received are lost, latencies are from
-    /// the time at which a frame was due; idle: connect and stay idle; hostile,
+    /// the time at which a frame was due; migrate: connect to the first of two ports, count
+    /// received frames, and migrate to the other port and back after every 200, --frames times,
+    /// with the memory copied by the dirty log; idle: connect and stay idle; hostile,
     /// hostile=RING, hostile=CASE: violate the protocol, to test the switch; hostile=list: list the
     /// cases
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
@@ -663,6 +665,8 @@ pub enum GenMode {
     Pass,
     /// Offer frames at a rate, and count those that arrive.
     Trial,
+    /// Receive, and migrate between two ports.
+    Migrate,
     /// Stay idle.
     Idle,
     /// Violate the protocol.
@@ -691,6 +695,7 @@ impl GenMode {
             ("sink", None) => Self::Sink,
             ("echo", None) => Self::Echo,
             ("rr", None) => Self::Rr,
+            ("migrate", None) => Self::Migrate,
             ("pass", None) => Self::Pass,
             ("trial", None) => Self::Trial,
             ("idle", None) => Self::Idle,
@@ -708,8 +713,8 @@ impl GenMode {
                 Self::Hostile(Cases::One(known))
             }
             _ => {
-                let error = "possible values: send, sink, echo, rr, pass, trial, idle, hostile, \
-                           hostile=list, hostile=RING, hostile=CASE";
+                let error = "possible values: send, sink, echo, rr, pass, trial, migrate, idle, \
+                             hostile, hostile=list, hostile=RING, hostile=CASE";
                 return Err(error.into());
             }
         })

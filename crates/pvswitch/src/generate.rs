@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use guest::Connect;
-use guest::generate::{self, Idle, Mode, Options, Pass, Trial};
+use guest::generate::{self, Idle, Migrate, Mode, Options, Pass, Trial};
 use switch::time::Ns;
 
 use crate::cli::{GenArgs, GenMode};
@@ -27,6 +27,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         GenMode::Rr => Mode::Rr,
         GenMode::Pass => return pass(args, to, duration, &running),
         GenMode::Trial => return trial(args, to, duration, &running),
+        GenMode::Migrate => return migrate(args, &to, duration, interval, &running),
         GenMode::Idle | GenMode::Hostile(_) => return many(args, to, duration, &running),
     };
     if args.count.is_some() {
@@ -114,6 +115,49 @@ fn trial(
         json: args.report.json,
     };
     generate::run_trial(&trial, running).map_err(guest_error)
+}
+
+/// Frames between two migrations.
+const MIGRATE_EVERY: u64 = 200;
+
+/// A receiver that migrates between two ports; its rings are split ones.
+fn migrate(
+    args: &GenArgs,
+    to: &Connect,
+    duration: Option<Duration>,
+    interval: Option<Duration>,
+    running: &dyn Fn() -> bool,
+) -> Result<(), AnyError> {
+    only_trial(args)?;
+    let not_its = [
+        ("rate", args.rate.is_some()),
+        ("flows", args.flows != 1),
+        ("hdr", args.hdr.is_some()),
+        ("replay", args.replay),
+        ("burst", args.burst.is_some()),
+        ("on-off", args.on_off.is_some()),
+        ("tick", args.tick.is_some()),
+        ("also", args.also.is_some()),
+        ("count", args.count.is_some()),
+        ("packed", args.connect.packed),
+        ("control", args.report.control.is_some()),
+    ];
+    refuse(&not_its, "not with --mode migrate")?;
+    if !to.is_virtio() {
+        return Err(Usage("--mode migrate: needs a vhost-user socket".into()).into());
+    }
+    let targets = generate::targets(&args.connect.connect, to, 2).map_err(Usage)?;
+    let options = Migrate {
+        targets: targets.try_into().expect("two were requested"),
+        mac: args.mac,
+        every: MIGRATE_EVERY,
+        check: args.check,
+        migrations: args.frames,
+        duration,
+        interval,
+        json: args.report.json,
+    };
+    generate::run_migrate(&options, running).map_err(guest_error)
 }
 
 /// Whether options of a single guest are given.

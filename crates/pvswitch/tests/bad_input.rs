@@ -243,7 +243,7 @@ fn guests_that_cannot_connect() {
         (&["--mode", "hostile=lops"], "no case 'lops' (did you mean 'loops'?)"),
         (&["--mode", "hostile=commits"], "no such case for split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
-        (&["--mode", "shout"], "possible values: send, sink, echo, rr, pass, trial, idle"),
+        (&["--mode", "shout"], "possible values: send, sink, echo, rr, pass, trial, migrate, idle"),
         (&["--mode", "pass"], "for 2 ports write {} for the number"),
         (&["--mode", "pass", "--rate", "1k"], "--rate: not with --mode pass"),
         (&["--mode", "pass", "--replay"], "--replay: not with --mode pass"),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{Dir, Switch, kill_and_wait, wait_for};
+use common::{Dir, Gen, Switch, kill_and_wait, wait_for};
 use ring::virtq::Buf;
 use shm::{Area, GuestMemory, Mapping, Region};
 use vhost_user::backend::PROTOCOL_FEATURES;
@@ -372,4 +372,24 @@ fn locked_address_is_announced_where_its_guest_starts_and_withdrawn_where_it_sto
             vm.enable(true);
         }
     }
+}
+
+/// The generator's own migrations, with frames of all sizes, there and back.
+#[test]
+fn a_generator_migrates_there_and_back_and_misses_no_page() {
+    let dir = Dir::new();
+    let ports = ["a", "h0", "h1"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &[], &ports);
+    let guest = ["--mode", "migrate", "--check", "--frames", "4", "--mac", GUEST];
+    let guest = Gen::start(&dir.path("h{}"), &guest);
+    switch.wait_up("h0", true);
+    let sender = ["--check", "--size", "64-1514", "--rate", "5k", "--peer", GUEST];
+    let sender = Gen::start(&dir.path("a"), &sender);
+    let report = guest.report();
+    let number = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!((number("migrations"), number("missed_pages")), (4, 0), "{report}");
+    assert_eq!(number("corrupt_frames"), 0, "{report}");
+    assert!(number("received_frames") > 4 * 800, "{report}");
+    assert_eq!(switch.port("show", "h0")["faults"], 0);
+    drop(sender);
 }

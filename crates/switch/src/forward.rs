@@ -760,24 +760,28 @@ impl Forwarder {
         }
         let mut body = Vec::new();
         offload::after(burst.segs(frame), head.len(), &mut body);
-        let (mut fault, mut cut) = (None, false);
+        let (mut fault, mut cut, mut put) = (None, false, 0);
         let mut emit = |head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr| {
             let fits = queue.put_parts(head, body, hdr).unwrap_or_else(|f| {
                 fault = Some(f);
                 false
             });
             cut |= !fits;
+            put += u64::from(fits);
             fits
         };
         let (len, hdr) = (frame.len, &frame.hdr);
         let made = offload::resolve(head, &body, len, hdr, &takes, &mut self.scratch, &mut emit);
+        let segments = frame.hdr.gso_type != GSO_NONE && plan.frames > 1;
+        if segments {
+            // Those before a fault as well: they were delivered.
+            egress.stats.segmented.add(put);
+        }
         if let Some(fault) = fault {
             return Err(fault);
         }
         match made {
-            Ok(made) if frame.hdr.gso_type != GSO_NONE && plan.frames > 1 => {
-                egress.stats.segmented.add(made as u64);
-            }
+            Ok(_) if segments => egress.stats.gso_segmented.add(u64::from(!cut)),
             Ok(made) => egress.stats.checksummed.add(made as u64),
             Err(_) => from.drops_bad_gso(pick),
         }

@@ -129,6 +129,8 @@ counters! {
         calls,
         /// Frames read directly into their receiver's buffers.
         direct,
+        /// Copies made of flooded frames, one of each not counted; those dropped by a limit are.
+        copies,
         /// Frames held because their destination was full.
         holds,
         /// Bursts not taken because the only destination was full.
@@ -245,6 +247,8 @@ counters! {
         mirrored,
         /// Frames made by software segmentation.
         segmented,
+        /// Frames that it replaced by those, all of which fit.
+        gso_segmented,
         /// Frames whose checksum was computed in software.
         checksummed,
         /// Frames the peer could never accept: longer than its MTU or than all its buffers.

@@ -1,7 +1,8 @@
 //! A switch, and its counters over a window of time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use api::Request;
 use api::control::Client;
@@ -123,7 +124,10 @@ impl SwitchOptions {
 #[derive(Debug)]
 pub struct Switch {
     process: RefCell<Process>,
+    socket: PathBuf,
     control: RefCell<Client>,
+    /// Process id: with `--keep`, not that of the process that was started.
+    pid: Cell<u32>,
     negotiated: Negotiated,
     /// Boot time of a guest.
     boot_s: f64,
@@ -143,20 +147,41 @@ impl Switch {
             control = Client::connect(&socket).ok();
             Ok(control.is_some())
         })?;
-        match control {
-            Some(control) => Ok(Self {
-                process: process.into(),
-                control: control.into(),
-                negotiated: stage.negotiated.clone(),
-                boot_s: stage.guest.boot_s(),
-            }),
-            None => Err(process.fail("has no control socket")),
-        }
+        let Some(control) = control else { return Err(process.fail("has no control socket")) };
+        let switch = Self {
+            process: process.into(),
+            socket,
+            control: control.into(),
+            pid: Cell::new(0),
+            negotiated: stage.negotiated.clone(),
+            boot_s: stage.guest.boot_s(),
+        };
+        switch.pid.set(pid_in(&switch.ask(&Request::Show)?)?);
+        Ok(switch)
     }
 
     /// Process id.
     pub fn id(&self) -> u32 {
-        self.process.borrow().id()
+        self.pid.get()
+    }
+
+    /// Hands the switch to a new process of the same program, like `ctl upgrade`. It must have been
+    /// started with `--keep`.
+    pub fn upgrade(&self) -> Result<(), Fail> {
+        let old = self.id();
+        self.ask(&Request::Upgrade { program: None })?;
+        wait_for("the next process", START_MAX_S, || {
+            self.check()?;
+            // Connections to the control socket end with the process.
+            let Ok(mut control) = Client::connect(&self.socket) else { return Ok(false) };
+            let Ok(show) = control.call(&Request::Show) else { return Ok(false) };
+            let pid = pid_in(&show)?;
+            if pid != old {
+                self.pid.set(pid);
+                self.control.replace(control);
+            }
+            Ok(pid != old)
+        })
     }
 
     /// Fails, with the end of its log, if it has ended.
@@ -234,6 +259,12 @@ impl Switch {
             busy_ns: busy_ns(),
         })
     }
+}
+
+/// The process id in the reply to `show`.
+fn pid_in(show: &Value) -> Result<u32, Fail> {
+    let pid = show["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    pid.ok_or_else(|| Fail::Cell("the reply to show has no process id".into()))
 }
 
 /// Counters at one point in time.

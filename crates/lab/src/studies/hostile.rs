@@ -196,7 +196,7 @@ fn attacked(stage: &Stage, ring: Ring, played: &[&Case]) -> Result<(Vec<Port>, P
 
 /// Sets up the loopback interface of the lab's own namespace: an attacker has TCP sockets. Where
 /// that fails, its case says that it was not tried.
-fn loopback(stage: &Stage) {
+pub(super) fn loopback(stage: &Stage) {
     let args = ["link", "set", "lo", "up"].map(String::from);
     if let Ok(mut process) = stage.start("lo", "ip", &args, &Place::default()) {
         let _ = process.finish(10.0);

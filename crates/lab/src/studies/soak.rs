@@ -5,7 +5,6 @@ pub(super) mod ledger;
 mod rounds;
 
 use self::rounds::Rounds;
-use super::grid::values;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value, Verdict};
@@ -16,23 +15,29 @@ use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 pub struct Soak;
 
 const ABOUT: &str = "\
-One switch with five guests (split, packed, in-order and Xen rings), each a generator whose frames \
-have all sizes from 64 to 1514 bytes; receivers check every byte. A round: ctl add-port and a new \
-guest, of another kind of ring each time; another poll policy, call policy and placement; SIGKILL \
-for a receiver in the middle of its traffic, and a new one in its place; the same for a sender; \
-the added guest ends and its port is removed; the configuration file is written anew and reloaded, \
-which adds or removes a port and changes another, and undoes what ctl changed. Each step waits \
-until the guest concerned gets frames again. Two guests go on through all of that.\n\n\
-Frames: those that the switch took from rings are those that it delivered plus its drop counters, \
-summed over all ports, removed ones as well; guests that ended by themselves sent and received \
-what the switch counted. Frames for the added port while it is away go to a port that drops all. \
-Resources of the switch's process are compared in the same state, after each kind of round was \
-there once and at the end: private memory (without that of guests), descriptors, threads, and \
+One switch with five guests (split, packed, in-order and Xen rings), each a generator whose \
+frames have all sizes from 64 to 1514 bytes; receivers check every byte. A round: ctl add-port \
+and a new guest, of another kind of ring each time; another poll policy, call policy, placement \
+and other rules; a receiver is killed (SIGKILL) in the middle of its traffic or, every other \
+round, reboots, and is started again; the same for a sender; a rule forbids that sender's \
+address for a time; the added guest ends and its port is removed; the configuration file is \
+written anew and reloaded, which adds or removes a port and changes another, and undoes what ctl \
+changed. Each step waits until the guest concerned gets frames again. Two guests go on through \
+all of that. With beside=all, a hostile guest plays its cases (gen --mode hostile); after each \
+minute, and once at least, a new process takes over the switch (ctl upgrade); and another guest \
+migrates from port to port and back, its memory copied by the dirty log as Cloud Hypervisor does \
+(gen --mode migrate), and compared.\n\n\
+Frames: those that the switch took from rings are those that it delivered plus its drop \
+counters, summed over all ports, removed and hostile ones as well; guests that ended by \
+themselves sent and received what the switch counted. Frames for the added port while it is away \
+go to a port that drops all. Resources of the switch's process are compared in the same state, \
+after each kind of round was there once in that process and before the next upgrade, and between \
+processes that took over: private memory (without that of guests), descriptors, threads, and \
 mappings of guests' memory and grants. The limit of memory is what logs and tables of bounded \
 length, and the allocator, may add.";
 
-const MEASURES: [Measure; 20] = [
-    Measure::new("rounds", "", Better::Neither, "rounds, without those to warm up"),
+const MEASURES: [Measure; 26] = [
+    Measure::new("rounds", "", Better::Neither, "rounds"),
     Measure::new("frames", "", Better::Neither, "frames taken from guests"),
     Measure::new("delivered", "", Better::Neither, "frames delivered, those to nowhere included"),
     Measure::new(
@@ -49,19 +54,25 @@ const MEASURES: [Measure; 20] = [
     ),
     Measure::new("drops_down", "", Better::Neither, "dropped: the receiver was away"),
     Measure::new("drops_held_down", "", Better::Neither, "dropped: held when the receiver left"),
-    Measure::new("drops_other", "", Better::Less, "dropped: other causes"),
+    Measure::new("drops_rules", "", Better::Neither, "dropped: a rule forbade their sender"),
+    Measure::new("drops_other", "", Better::Neither, "dropped: other causes, the hostile guest's"),
     Measure::new("mismatch", "", Better::Less, "frames that guests and switch count differently"),
     Measure::new("corrupt", "", Better::Less, "frames whose payload was not as sent"),
     Measure::new("stuck", "", Better::Less, "guests without a frame at the end"),
     Measure::new("added", "", Better::Neither, "ports added and removed"),
     Measure::new("kills", "", Better::Neither, "guests killed and replaced"),
-    Measure::new("switched", "", Better::Neither, "changes of policy or placement"),
+    Measure::new("reboots", "", Better::Neither, "guests that ended in order and started again"),
+    Measure::new("attacks", "", Better::Neither, "cases that the hostile guest played"),
+    Measure::new("switched", "", Better::Neither, "changes of policy, placement or rules"),
     Measure::new("reloads", "", Better::Neither, "reloads of the file"),
+    Measure::new("upgrades", "", Better::Neither, "new processes that took over the switch"),
+    Measure::new("migrations", "", Better::Neither, "live migrations of a receiver"),
+    Measure::new("missed", "", Better::Less, "pages written during these and not in the dirty log"),
     Measure::new("memory", "KiB", Better::Neither, "private memory of the switch at the end"),
-    Measure::new("memory_grown", "KiB", Better::Less, "the same, since the end of the warm-up"),
-    Measure::new("descriptors_grown", "", Better::Less, "descriptors since then"),
-    Measure::new("threads_grown", "", Better::Less, "threads since then"),
-    Measure::new("mappings_grown", "", Better::Less, "mappings since then, of guests and grants"),
+    Measure::new("memory_grown", "KiB", Better::Less, "most that it grew from warm-up to upgrade"),
+    Measure::new("descriptors_grown", "", Better::Less, "the same of descriptors"),
+    Measure::new("threads_grown", "", Better::Less, "the same of threads"),
+    Measure::new("mappings_grown", "", Better::Less, "the same of guests' and grants' mappings"),
 ];
 
 const FACTS: Facts = Facts {
@@ -80,6 +91,9 @@ const FACTS: Facts = Facts {
 /// Private memory that may be added, in KiB: what the allocator keeps differs between rounds.
 const MEMORY_GROWN_MAX: f64 = 1024.0;
 
+/// What goes on beside the rounds.
+const BESIDE: [&str; 2] = ["none", "all"];
+
 impl Study for Soak {
     fn facts(&self) -> &'static Facts {
         &FACTS
@@ -93,7 +107,9 @@ impl Study for Soak {
             Scale::Full => 3600.0,
         };
         // Nothing is compared with anything else, so one run is enough.
-        Plan::new(FACTS.name, 1, seconds, vec![Axis::new("workers", [2])])
+        let beside: &[&str] = if scale == Scale::Smallest { &BESIDE[..1] } else { &BESIDE };
+        let axes = vec![Axis::new("workers", [2]), Axis::new("beside", beside)];
+        Plan::new(FACTS.name, 1, seconds, axes)
     }
 
     fn has(&self, _cell: &Cell) -> bool {
@@ -106,23 +122,28 @@ impl Study for Soak {
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let workers = run.cell.number("workers") as usize;
-        Rounds::start(run.stage, workers.max(1))?.run(run.seconds)
+        let beside = run.cell.get("beside") == "all";
+        Rounds::start(run.stage, workers.max(1), beside)?.run(run.seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {
         let text = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
-        let workers = values(results, "workers");
-        let cell = |workers: &str| Cell(vec![("workers".into(), workers.into())]);
+        let cells: Vec<&Cell> = results.runs.iter().fold(Vec::new(), |mut cells, run| {
+            if !cells.contains(&&run.cell) {
+                cells.push(&run.cell);
+            }
+            cells
+        });
         let row = |measure: &Measure| {
-            let found = workers.iter().map(|workers| {
-                Value::estimate(results.estimate(&cell(workers), measure.name), 0, "not measured")
+            let found = cells.iter().map(|cell| {
+                Value::estimate(results.estimate(cell, measure.name), 0, "not measured")
             });
             [Value::Text(measure.name.replace('_', " ")), Value::Text(measure.about.into())]
                 .into_iter()
                 .chain(found)
                 .collect()
         };
-        let columns = workers.iter().map(|n| format!("{n} workers"));
+        let columns = cells.iter().map(ToString::to_string);
         let table = Table {
             title: "All rounds".into(),
             note: String::new(),
@@ -158,20 +179,26 @@ impl Study for Soak {
             verdict(
                 format!(
                     "guests sent and received what the switch counted, as sent: {} frames differ, \
-                     {} are corrupt",
+                     {} are corrupt; {} migrations missed {} pages",
                     sum("mismatch"),
-                    sum("corrupt")
+                    sum("corrupt"),
+                    sum("migrations"),
+                    sum("missed")
                 ),
-                sum("mismatch") == 0.0 && sum("corrupt") == 0.0,
+                ["mismatch", "corrupt", "missed"].iter().all(|measure| sum(measure) == 0.0),
             ),
             verdict(
                 format!(
-                    "every guest still gets frames after {} kills, {} ports added and removed, {} \
-                     changes of policy or placement and {} reloads: {} do not",
+                    "every guest still gets frames after {} kills, {} reboots, {} ports added and \
+                     removed, {} changes of policy, placement or rules, {} reloads and {} \
+                     upgrades, beside {} attacks: {} do not",
                     sum("kills"),
+                    sum("reboots"),
                     sum("added"),
                     sum("switched"),
                     sum("reloads"),
+                    sum("upgrades"),
+                    sum("attacks"),
                     sum("stuck")
                 ),
                 sum("stuck") == 0.0 && sum("rounds") > 0.0,

@@ -35,6 +35,7 @@ const INGRESS: Way = Way {
         ("served_ns", "Worker time spent on the queue, including empty polls."),
         ("kicks", "Notifications from the guest."),
         ("calls", "Notifications to the guest of returned buffers."),
+        ("copies", "Copies made of flooded frames, one of each not counted."),
         ("holds", "Frames held because their destination was full."),
         ("pauses", "Bursts not taken because the only destination was full."),
         ("rate_waits", "Times the queue was left until its rate-in permits more."),
@@ -67,6 +68,7 @@ const EGRESS: Way = Way {
         ("contended", "Times the queue's lock was held by another worker."),
         ("mirrored", "Copies of other ports' frames, delivered to this mirror port."),
         ("segmented", "Frames created by segmentation in software."),
+        ("gso_segmented", "Frames replaced by these."),
         ("checksummed", "Frames whose checksum was computed in software."),
     ],
     gauges: &[

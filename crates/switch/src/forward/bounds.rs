@@ -107,6 +107,7 @@ impl Forwarder {
         if !self.admit_flood(from, flow.head, frame, now) {
             return MayFlood::No;
         }
+        from.stats.copies.add(ports.saturating_sub(1) as u64);
         let copies = (segments(frame) * ports).min(MADE_MAX.max(ports));
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         if copies > 1

@@ -368,8 +368,15 @@ impl Ingress for XenIngress {
         }
         count_bad(&burst, packets.taken, stats);
         packets.respond(&burst, stats);
-        stats.frames.add(end as u64);
-        stats.bytes.add(burst.frames[..end].iter().map(|frame| u64::from(frame.len)).sum());
+        // Excluded ones are no frames taken, as they were not for a ring that refuses them earlier.
+        let taken = burst.frames[..end].iter().enumerate().filter(|(i, _)| !burst.is_excluded(*i));
+        let (mut frames, mut bytes) = (0, 0);
+        for (_, frame) in taken {
+            frames += 1;
+            bytes += u64::from(frame.len);
+        }
+        stats.frames.add(frames);
+        stats.bytes.add(bytes);
         stats.bursts.add(1);
         *scratch = burst.recycle();
         let taken = packets.taken.len();

@@ -4,13 +4,23 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+/// Causes of an ingress queue for which no frame was taken: what its peer sent was none.
+const REFUSED: [&str; 8] = [
+    "drops_not_read",
+    "drops_runt",
+    "drops_too_long",
+    "drops_too_many_segs",
+    "drops_bad_hdr",
+    "drops_bad_addr",
+    "drops_bad_grant",
+    "drops_down",
+];
+
 /// Sums of the counters of all queues, of ingress and of egress.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ingress: BTreeMap<String, u64>,
     egress: BTreeMap<String, u64>,
-    /// Copies of flooded frames, except one of each.
-    copies: u64,
 }
 
 impl Ledger {
@@ -22,8 +32,6 @@ impl Ledger {
                 *sums.entry(name.clone()).or_default() += value.as_u64().unwrap_or(0);
             }
         }
-        // Charged to the sender's account.
-        self.copies += port["account"]["flood-copies"]["used"].as_u64().unwrap_or(0);
     }
 
     /// Adds the counters of all ports in the reply to `stats`.
@@ -47,12 +55,11 @@ impl Ledger {
     /// Frames dropped, by cause. What senders lose at a full receiver is taken from the receiver's
     /// `lost_` counters: a sender's port may be removed before a frame of its guest is dropped.
     pub fn drops(&self) -> BTreeMap<&str, u64> {
-        // Frames of the latter were not taken.
-        let elsewhere = ["drops_no_room", "drops_not_read"];
-        let of_senders = self
-            .ingress
-            .iter()
-            .filter(|(name, _)| name.starts_with("drops_") && !elsewhere.contains(&name.as_str()));
+        let of_senders = self.ingress.iter().filter(|(name, _)| {
+            name.starts_with("drops_")
+                && **name != "drops_no_room"
+                && !REFUSED.contains(&name.as_str())
+        });
         let lost = |name: &str| name.starts_with("drops_") || name.starts_with("lost_");
         let of_receivers = self.egress.iter().filter(|(name, _)| lost(name));
         let mut drops = BTreeMap::new();
@@ -64,13 +71,19 @@ impl Ledger {
 
     /// Copies of flooded frames (guests announce their addresses), except one of each.
     pub fn copies(&self) -> u64 {
-        self.copies
+        self.ingress.get("copies").copied().unwrap_or(0)
     }
 
-    /// Frames that were taken or copied and are nowhere; negative: more than that.
+    /// Frames that segmentation in software made, without those that it replaced.
+    fn segments(&self) -> i64 {
+        let of = |name: &str| self.egress.get(name).copied().unwrap_or(0) as i64;
+        of("segmented") - of("gso_segmented")
+    }
+
+    /// Frames that were taken, copied or made and are nowhere; negative: more than that.
     pub fn unaccounted(&self) -> i64 {
         let out = self.delivered() + self.drops().values().sum::<u64>();
-        (self.taken() + self.copies) as i64 - out as i64
+        (self.taken() + self.copies()) as i64 + self.segments() - out as i64
     }
 }
 
@@ -84,7 +97,7 @@ mod tests {
         json!({
             "ingress": [{"frames": taken, "drops_no_room": no_room, "worker": 1, "poll": "spin"}],
             "egress": [{"frames": delivered, "lost_aged": aged, "drops_down": down, "held": 0}],
-            "account": {"flood-copies": {"used": 0}, "served_ns": 7},
+            "account": {"served_ns": 7},
         })
     }
 
@@ -101,9 +114,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_peer_sent_that_is_no_frame_was_not_taken() {
+        let mut hostile = port(5, 0, 0, 0, 0);
+        hostile["ingress"][0]["drops_bad_addr"] = json!(900);
+        hostile["ingress"][0]["drops_spoofed_mac"] = json!(4);
+        let all = Ledger::default().with(&json!({"ports": [hostile, port(0, 0, 1, 0, 0)]}));
+        assert_eq!((all.taken(), all.unaccounted()), (5, 0));
+    }
+
+    #[test]
+    fn segments_replace_their_frame() {
+        let mut receiver = port(0, 0, 45, 0, 0);
+        receiver["egress"][0]["segmented"] = json!(45);
+        receiver["egress"][0]["gso_segmented"] = json!(1);
+        let all = Ledger::default().with(&json!({"ports": [port(1, 0, 0, 0, 0), receiver]}));
+        assert_eq!(all.unaccounted(), 0);
+    }
+
+    #[test]
     fn copies_of_a_flooded_frame_are_frames() {
         let mut flooded = port(1, 0, 0, 0, 0);
-        flooded["account"]["flood-copies"]["used"] = json!(2);
+        flooded["ingress"][0]["copies"] = json!(2);
         let others = [port(0, 0, 2, 0, 0), port(0, 0, 0, 0, 1)];
         let all = Ledger::default().with(&json!({"ports": [flooded, others[0], others[1]]}));
         assert_eq!((all.copies(), all.unaccounted()), (2, 0));
