@@ -118,7 +118,7 @@ impl Port {
 
     /// Reads until there are `count` UDP frames to port 4000.
     fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let (mut all, end) = (Vec::new(), Instant::now() + Duration::from_secs(10));
+        let (mut all, end) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         while all.len() < count {
             assert!(Instant::now() < end, "{} of {count}", all.len());
             all.extend(self.take().into_iter().filter(|frame| udp_payload(frame).is_some()));
