@@ -1,5 +1,5 @@
 //! The driver half as a library: a NIC for a namespace ([`nic`]), a traffic generator
-//! ([`generate`]), and the guest that both use ([`Guest`]).
+//! ([`generate`]), the guest that both use ([`Guest`]), and one that migrates ([`vm`]).
 //!
 //! A guest connects to a port of the switch by vhost-user or Xen netif ([`connect()`]), as a plain
 //! struct says ([`ConnectOptions`]); the program parses command lines. Times, limits and the costs
@@ -18,6 +18,7 @@ mod ring;
 mod rx;
 mod settings;
 mod tx;
+pub mod vm;
 mod xen;
 
 pub use self::connect::{Connect, ConnectError, ConnectOptions, Link, Target, connect};

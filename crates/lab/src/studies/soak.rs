@@ -67,7 +67,12 @@ const MEASURES: [Measure; 26] = [
     Measure::new("reloads", "", Better::Neither, "reloads of the file"),
     Measure::new("upgrades", "", Better::Neither, "new processes that took over the switch"),
     Measure::new("migrations", "", Better::Neither, "live migrations of a receiver"),
-    Measure::new("missed", "", Better::Less, "pages written during these and not in the dirty log"),
+    Measure::new(
+        "missed",
+        "",
+        Better::Less,
+        "pages written and not in the dirty log, or after the stop",
+    ),
     Measure::new("memory", "KiB", Better::Neither, "private memory of the switch at the end"),
     Measure::new("memory_grown", "KiB", Better::Less, "most that it grew from warm-up to upgrade"),
     Measure::new("descriptors_grown", "", Better::Less, "the same of descriptors"),

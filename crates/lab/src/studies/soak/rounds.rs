@@ -569,7 +569,8 @@ impl<'a> Rounds<'a> {
             let report = guest.end()?;
             self.tally.corrupt += corrupt(&report);
             self.tally.migrations = report["migrations"].as_u64().unwrap_or(0);
-            self.tally.missed = report["missed_pages"].as_u64().unwrap_or(0);
+            let pages = ["missed_pages", "late_pages"].map(|name| report[name].as_u64());
+            self.tally.missed = pages.into_iter().flatten().sum();
         }
         self.switch.check()?;
         self.figures(rounds, stuck, grown, memory)
