@@ -15,6 +15,9 @@
 //! are carried out on queues that are nothing but counters. The last test carries them out wrongly:
 //! each mistake must be caught.
 
+#[path = "common/search.rs"]
+mod search;
+
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -26,6 +29,8 @@ use switch::poll::{Costs, Policy, State};
 use switch::schedule::{BurstResult, Effect, Scheduler, Served, Then};
 use switch::time::{Instant, Ns};
 use switch::tuning::Tuning;
+
+use self::search::Steps;
 
 const POLICIES: [&str; 13] = [
     "event",
@@ -225,8 +230,16 @@ impl World {
         Ok(())
     }
 
+    /// What must hold when nobody has anything left to do.
+    fn check_end(&self) -> Result<(), String> {
+        match self.rings.iter().any(Ring::pending) {
+            true => Err("the end, and frames are left".into()),
+            false => Ok(()),
+        }
+    }
+
     /// The states that may come next, and what leads there.
-    fn steps(&self, forwarder: &Forwarder, seen: &mut Seen) -> Vec<(&'static str, Self)> {
+    fn steps(&self, forwarder: &Forwarder, seen: &mut Seen) -> Steps<Self> {
         let mut steps = Vec::new();
         for i in 0..self.rings.len() {
             self.peer(i, &mut steps);
@@ -241,7 +254,7 @@ impl World {
         world
     }
 
-    fn peer(&self, i: usize, steps: &mut Vec<(&'static str, Self)>) {
+    fn peer(&self, i: usize, steps: &mut Steps<Self>) {
         let ring = &self.rings[i];
         match ring.peer {
             Peer::Idle if ring.left > 0 => {
@@ -273,12 +286,7 @@ impl World {
         }
     }
 
-    fn worker(
-        &self,
-        forwarder: &Forwarder,
-        seen: &mut Seen,
-        steps: &mut Vec<(&'static str, Self)>,
-    ) {
+    fn worker(&self, forwarder: &Forwarder, seen: &mut Seen, steps: &mut Steps<Self>) {
         match self.next {
             Next::Effect => steps.push(("goes on", self.with(|w| w.go_on(forwarder, seen)))),
             Next::Serve(at, max) if self.bursts > 0 => {
@@ -388,31 +396,22 @@ impl World {
         self.next = Next::Effect;
     }
 
-    /// All states from here, depth first; the way to the first in which something does not hold.
+    /// Visits all states from here on.
     fn search(self, seen: &mut Seen) -> Result<(), String> {
         let forwarder = forwarder();
-        let mut way: Vec<(&'static str, Vec<(&'static str, Self)>)> = vec![("", vec![("", self)])];
-        while let Some((_, steps)) = way.last_mut() {
-            let Some((name, world)) = steps.pop() else {
-                way.pop();
-                continue;
-            };
-            if !seen.states.insert(world.hash()) {
-                continue;
-            }
-            let next = world.steps(&forwarder, seen);
+        let mut states = std::mem::take(&mut seen.states);
+        let steps = |world: &Self| world.steps(&forwarder, seen);
+        let check = |world: &Self, at_end: bool| {
+            world.check()?;
             // Nobody has anything left to do: then nothing may be left over.
-            let stuck = next.is_empty() && world.bursts > 0;
-            let left = stuck && world.rings.iter().any(Ring::pending);
-            let held = world.check();
-            if let Err(what) = if left { Err("the end, and frames are left".into()) } else { held }
-            {
-                let names: Vec<_> = way.iter().map(|(name, _)| *name).chain([name]).collect();
-                return Err(format!("{what}: {}: {world:?}", names.join(", ")));
+            match at_end && world.bursts > 0 {
+                true => world.check_end(),
+                false => Ok(()),
             }
-            way.push((name, next));
-        }
-        Ok(())
+        };
+        let found = search::search(self, &mut states, Self::hash, steps, check);
+        seen.states = states;
+        found
     }
 
     fn hash(&self) -> u64 {

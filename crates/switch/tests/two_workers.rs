@@ -14,6 +14,9 @@
 //! worker that has one that was stopped is about to drop it; none sleeps on a frame. The last test
 //! carries the decisions out wrongly: each mistake must be caught.
 
+#[path = "common/search.rs"]
+mod search;
+
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -28,6 +31,8 @@ use switch::schedule::{
 };
 use switch::time::{Instant, Ns};
 use switch::tuning::Tuning;
+
+use self::search::Steps;
 
 /// With the generation of its home.
 type Served = switch::schedule::Served<u64>;
@@ -117,8 +122,6 @@ struct Seen {
     handed_over: u64,
     refused: u64,
 }
-
-type Steps = Vec<(&'static str, World)>;
 
 fn forwarder() -> Forwarder {
     let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 16));
@@ -232,7 +235,7 @@ impl World {
         }
     }
 
-    fn control(&self, steps: &mut Steps) {
+    fn control(&self, steps: &mut Steps<Self>) {
         if self.orders == 0 {
             return;
         }
@@ -273,7 +276,7 @@ impl World {
 
     // ---- guests ----
 
-    fn guest(&self, i: usize, steps: &mut Steps) {
+    fn guest(&self, i: usize, steps: &mut Steps<Self>) {
         let ring = &self.rings[i];
         if !ring.active {
             return;
@@ -308,7 +311,7 @@ impl World {
 
     // ---- workers ----
 
-    fn worker(&self, w: usize, forwarder: &Forwarder, seen: &mut Seen, steps: &mut Steps) {
+    fn worker(&self, w: usize, forwarder: &Forwarder, seen: &mut Seen, steps: &mut Steps<Self>) {
         let free = |at: usize| {
             let token = self.workers[w].scheduler.queue(at).served.token;
             let ring = self.rings.iter().find(|ring| ring.token == token).expect("a ring");
@@ -551,7 +554,7 @@ impl World {
         Ok(())
     }
 
-    fn steps(&self, forwarder: &Forwarder, seen: &mut Seen) -> Steps {
+    fn steps(&self, forwarder: &Forwarder, seen: &mut Seen) -> Steps<Self> {
         let mut steps = Vec::new();
         self.control(&mut steps);
         (0..self.rings.len()).for_each(|i| self.guest(i, &mut steps));
@@ -559,28 +562,22 @@ impl World {
         steps
     }
 
-    /// All states from here, depth first; the way to the first in which something does not hold.
+    /// Visits all states from here on.
     fn search(self, seen: &mut Seen) -> Result<(), String> {
         let forwarder = forwarder();
-        let mut way: Vec<(&'static str, Steps)> = vec![("", vec![("", self)])];
-        while let Some((_, steps)) = way.last_mut() {
-            let Some((name, world)) = steps.pop() else {
-                way.pop();
-                continue;
-            };
-            if !seen.states.insert(world.hash()) {
-                continue;
+        let mut states = std::mem::take(&mut seen.states);
+        let steps = |world: &Self| world.steps(&forwarder, seen);
+        let check = |world: &Self, at_end: bool| {
+            world.check()?;
+            // Nobody has anything left to do: then nothing may be left over.
+            match at_end && world.bursts > 0 {
+                true => world.check_end(),
+                false => Ok(()),
             }
-            let next = world.steps(&forwarder, seen);
-            let ends = next.is_empty() && world.bursts > 0;
-            let end = if ends { world.check_end() } else { Ok(()) };
-            if let Err(what) = world.check().and(end) {
-                let names: Vec<_> = way.iter().map(|(name, _)| *name).chain([name]).collect();
-                return Err(format!("{what}: {}: {world:?}", names.join(", ")));
-            }
-            way.push((name, next));
-        }
-        Ok(())
+        };
+        let found = search::search(self, &mut states, Self::hash, steps, check);
+        seen.states = states;
+        found
     }
 
     fn hash(&self) -> u64 {
