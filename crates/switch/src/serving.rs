@@ -5,6 +5,7 @@
 //! read or written.
 
 use std::cell::Cell;
+use std::thread::LocalKey;
 
 use crate::fdb::PortId;
 
@@ -13,40 +14,29 @@ thread_local! {
     static RECEIVER: Cell<Option<PortId>> = const { Cell::new(None) };
 }
 
-/// The port whose frames are being taken, or whose peer's message is handled, until dropped.
-pub struct Serving(());
+/// A port that this thread serves, until dropped.
+pub struct Serving(&'static LocalKey<Cell<Option<PortId>>>);
 
 impl Serving {
-    /// Begins to serve a port.
+    /// The port whose frames are being taken, or whose peer's message is handled.
     #[inline]
     pub fn port(port: PortId) -> Self {
         SERVED.set(Some(port));
-        Self(())
+        Self(&SERVED)
+    }
+
+    /// The port to which frames are being delivered.
+    #[inline]
+    pub(crate) fn receiver(port: PortId) -> Self {
+        RECEIVER.set(Some(port));
+        Self(&RECEIVER)
     }
 }
 
 impl Drop for Serving {
     #[inline]
     fn drop(&mut self) {
-        SERVED.set(None);
-    }
-}
-
-/// The port to which frames are being delivered, until dropped.
-pub(crate) struct Delivering(());
-
-impl Delivering {
-    #[inline]
-    pub(crate) fn to(port: PortId) -> Self {
-        RECEIVER.set(Some(port));
-        Self(())
-    }
-}
-
-impl Drop for Delivering {
-    #[inline]
-    fn drop(&mut self) {
-        RECEIVER.set(None);
+        self.0.set(None);
     }
 }
 
@@ -78,7 +68,7 @@ mod tests {
     fn ports_are_served_until_dropped_and_by_their_thread_alone() {
         let now = || ports().map(|port| port.0).collect::<Vec<_>>();
         let serving = Serving::port(PortId(3));
-        let delivering = Delivering::to(PortId(5));
+        let delivering = Serving::receiver(PortId(5));
         assert_eq!(now(), [3, 5]);
         std::thread::scope(|scope| assert_eq!(scope.spawn(now).join().unwrap(), []));
         drop(delivering);

@@ -6,7 +6,7 @@ use super::{Findings, Forwarder, PortEvent, Source};
 use crate::fdb::PortId;
 use crate::frame::BURST_MAX;
 use crate::port::{Ingress, QueueId};
-use crate::serving::Delivering;
+use crate::serving::Serving;
 use crate::time::Instant;
 
 impl Forwarder {
@@ -42,7 +42,7 @@ impl Forwarder {
             return;
         }
         let mut queue = egress.lock();
-        let _delivering = Delivering::to(to);
+        let _delivering = Serving::receiver(to);
         let Some(direct) = queue.direct() else { return };
         let done = ingress.read_into(BURST_MAX, direct);
         let mut late = None;

@@ -8,7 +8,7 @@ use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, QueueId};
-use crate::serving::{Delivering, panic_on_demand};
+use crate::serving::{Serving, panic_on_demand};
 use crate::stats::EgressStats;
 use crate::time::Instant;
 
@@ -47,7 +47,7 @@ pub(super) struct LockedQueue<'p> {
     pub id: QueueId,
     pub egress: &'p EgressQueue,
     pub queue: MutexGuard<'p, dyn Egress + 'static>,
-    _delivering: Delivering,
+    _delivering: Serving,
 }
 
 impl Port {
@@ -57,7 +57,7 @@ impl Port {
         let egress = &self.egress[usize::from(queue)];
         let id = QueueId { port: self.id, queue };
         let queue = egress.lock();
-        let _delivering = Delivering::to(self.id);
+        let _delivering = Serving::receiver(self.id);
         panic_on_demand("to", self.id);
         LockedQueue { port: self, id, egress, queue, _delivering }
     }
