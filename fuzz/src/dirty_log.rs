@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, RingLog};
+use ring::virtq::{Buf, DeviceQueue, DriverQueue, IndirectPool, Layout, RingLog};
 use shm::{DirtyLog, GuestMemory, LOG_PAGE, Mapping, Region, Seg, SegMut};
 use switch::direct::{DirectFrame, Lent};
 use switch::frame::Burst;
@@ -73,13 +73,7 @@ pub fn run(data: &[u8]) {
 pub fn explore(data: &[u8], logged: bool) -> Seen {
     let memory = MEMORY_OF_THREAD.with_borrow(Arc::clone);
     let mut bytes = Bytes(data);
-    let bits = bytes.u8();
-    let features = Features {
-        packed: bits & 1 != 0,
-        event_idx: bits & 2 != 0,
-        indirect: bits & 4 != 0,
-        in_order: bits & 8 != 0,
-    };
+    let features = crate::features(bytes.u8());
     let mergeable = bytes.u8() & 1 == 0;
     let format = Format {
         hdr_len: 12,

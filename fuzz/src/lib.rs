@@ -20,6 +20,8 @@ pub mod vnet_frame;
 pub mod xen_ring;
 pub mod xenstore;
 
+use ring::virtq::Features;
+
 /// Program of a target without libFuzzer: runs the files named on the command line, or writes the
 /// start inputs into a directory: `--seeds DIR`.
 pub fn replay(run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) {
@@ -50,6 +52,16 @@ pub fn corpus(target: &str) -> Vec<Vec<u8>> {
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths.iter().filter_map(|path| std::fs::read(path).ok()).collect()
+}
+
+/// Features of a ring, by the lower bits of a byte.
+fn features(bits: u8) -> Features {
+    Features {
+        packed: bits & 1 != 0,
+        event_idx: bits & 2 != 0,
+        indirect: bits & 4 != 0,
+        in_order: bits & 8 != 0,
+    }
 }
 
 /// Reader of an input's bytes; returns zeroes at the end.

@@ -13,7 +13,7 @@ use std::mem::Discriminant;
 use std::sync::Arc;
 
 use ring::virtq::{
-    Buf, Chain, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, Malformed, Taken, Used,
+    Buf, Chain, DeviceQueue, DriverQueue, IndirectPool, Layout, Malformed, Taken, Used,
 };
 use shm::{GuestMemory, Mapping, Region, Seg, SegMut};
 
@@ -66,12 +66,7 @@ pub fn explore(data: &[u8]) -> Seen {
     let memory = MEMORY_OF_THREAD.with_borrow(Arc::clone);
     let mut bytes = Bytes(data);
     let bits = bytes.u8();
-    let features = Features {
-        packed: bits & 1 != 0,
-        event_idx: bits & 2 != 0,
-        indirect: bits & 4 != 0,
-        in_order: bits & 8 != 0,
-    };
+    let features = crate::features(bits);
     let size = u16::from(bytes.u8() % SIZE_MAX) + 1;
     let size = if features.packed { size } else { size.next_power_of_two() };
     let start = bytes.u16();

@@ -19,6 +19,13 @@ use os::Received;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::Value;
 
+/// Ends the pair of ports `a` and `b`, which is still served by its first connections.
+fn end_undisturbed(switch: &Switch, pair: Bystanders) {
+    pair.wait_for_replies(switch);
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
 /// Whether the program panics on demand; if not, prints that the test is skipped.
 fn may_panic() -> bool {
     let may = cfg!(debug_assertions);
@@ -227,10 +234,8 @@ fn without_descriptors_all_is_refused_by_name_and_works_again_with_some() {
     let guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
     switch.wait_up("c", true);
     guest.end();
-    pair.wait_for_replies(&switch);
     assert_eq!(switch.pid(), pid);
-    switch.check_connected_once(&["a", "b"]);
-    pair.end();
+    end_undisturbed(&switch, pair);
 }
 
 /// Bytes of a process's address space.
@@ -259,10 +264,8 @@ fn without_address_space_guests_are_refused_and_the_rest_goes_on() {
     let guest = Gen::start(&dir.path("c"), &["--mode", "sink", "--queue-size", "1024"]);
     switch.wait_up("c", true);
     guest.end();
-    pair.wait_for_replies(&switch);
     assert_eq!(switch.pid(), pid);
-    switch.check_connected_once(&["a", "b"]);
-    pair.end();
+    end_undisturbed(&switch, pair);
 }
 
 /// The process that has no memory ends; a kept switch goes on in the next one.
@@ -296,9 +299,7 @@ fn allocation_that_fails_ends_the_process_and_guests_stay_connected() {
     assert!(switch.log().contains("was killed while it ran the request"), "{}", switch.log());
     // Nothing of the request took effect, nor was one before it lost.
     assert_eq!(names(&switch).len(), 3 + added);
-    pair.wait_for_replies(&switch);
-    switch.check_connected_once(&["a", "b"]);
-    pair.end();
+    end_undisturbed(&switch, pair);
 }
 
 /// Whatever is asked of a kept switch without memory, and whether it refuses that, does it or ends:
@@ -386,9 +387,7 @@ fn capture_to_a_full_disk_is_an_error_and_the_switch_goes_on() {
     // The port is not captured any more, and nothing was lost.
     ends();
     captures(&switch, "a", &dir.text("a.pcap"));
-    pair.wait_for_replies(&switch);
-    switch.check_connected_once(&["a", "b"]);
-    pair.end();
+    end_undisturbed(&switch, pair);
 }
 
 fn has_thread(switch: &Switch, name: &str) -> bool {
