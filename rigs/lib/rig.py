@@ -21,6 +21,7 @@ Exit status: 0 passed, 1 failed, 2 misused, 77 skipped (the last line then says 
 import argparse
 import contextlib
 import ctypes
+import functools
 import http.client
 import json
 import os
@@ -606,6 +607,7 @@ def longest_ping_ms(text):
     return float(match[1])
 
 
+@functools.cache
 def dev_build(name):
     """A program with debug assertions, as the tests use it; up to date.
 
@@ -618,10 +620,14 @@ def dev_build(name):
 
 def program_with_lab(r):
     """The program under test if the lab is beside it, otherwise one with debug assertions, and its lab."""
-    if Path(r.pvswitch).with_name("pvswitch-lab").exists():
+    if lab_beside(r.pvswitch).exists():
         return r.pvswitch
     dev_build("pvswitch-lab")
     return dev_build("pvswitch")
+
+
+def lab_beside(pvswitch):
+    return Path(pvswitch).with_name("pvswitch-lab")
 
 
 def lab_with(r, guest, *options):

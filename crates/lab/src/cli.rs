@@ -87,6 +87,12 @@ pub enum Guest {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         setup: Vec<String>,
     },
+    /// Run User-Mode Linux
+    Uml {
+        /// Its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Run a command in a guest
     Run {
         /// Folder of its channels

@@ -28,7 +28,7 @@ pub use error::Error;
 pub use run::{Ask, index, list, print, show};
 pub use study::Studies;
 
-/// Runs commands in guests with their own kernel, at either end.
+/// Guests with their own kernel, and commands in them, at either end.
 pub mod guest {
-    pub use crate::stage::vm::{relay, serve};
+    pub use crate::stage::vm::{relay, serve, uml};
 }

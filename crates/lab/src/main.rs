@@ -27,6 +27,7 @@ fn main() -> ExitCode {
             0
         }),
         Command::Guest { end: Guest::Serve { setup } } => guest::serve(&setup),
+        Command::Guest { end: Guest::Uml { args } } => guest::uml(&args),
         Command::Guest { end: Guest::Run { folder, command } } => guest::relay(&folder, &command),
     };
     match done {

@@ -40,6 +40,7 @@ pub use self::agent::{DEVICE, serve};
 pub use self::channel::relay;
 pub(super) use self::image::Image;
 pub use self::image::newest_kernel;
+pub use self::uml::run as uml;
 
 /// Longest boot time of a guest while others boot, too.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
