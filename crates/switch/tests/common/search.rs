@@ -6,8 +6,8 @@ use std::fmt::Debug;
 /// States that may come next, and what leads there.
 pub type Steps<W> = Vec<(&'static str, W)>;
 
-/// Visits all states from `first` on whose hash is not in `states`; returns the way to the first for
-/// which `check` fails. It is also given whether nothing comes next.
+/// Visits all states from `first` on whose hash is not in `states`; returns the way to the first
+/// for which `check` fails. It is also given whether nothing comes next.
 pub fn search<W: Debug>(
     first: W,
     states: &mut HashSet<u64>,
