@@ -107,13 +107,13 @@ impl Forwarder {
         if !self.admit_flood(from, flow.head, frame, now) {
             return MayFlood::No;
         }
-        from.stats.copies.add(ports.saturating_sub(1) as u64);
         let copies = (segments(frame) * ports).min(MADE_MAX.max(ports));
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         if copies > 1
             && let Some(sender) = sender
             && !sender.account.flood_copies.spend_together(copies as u64 - 1, now)
         {
+            from.stats.copies.add(ports.saturating_sub(1) as u64);
             from.stats.drops_flood_limit.add(ports as u64);
             return MayFlood::No;
         }

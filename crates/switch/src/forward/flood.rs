@@ -108,14 +108,21 @@ impl Forwarder {
         if let Some(hash) = echo {
             self.echoes.insert(from.port, hash, now);
         }
+        // Ports go up and down meanwhile: what is counted is what is made.
+        let mut made = 0_u64;
         for port in table.iter().flatten() {
             if reaches(port) {
+                made += 1;
                 let queue = self.queue_of(port.id, flow);
                 let at = self.group_for(QueueId { port: port.id, queue });
                 let group = &mut self.groups[at];
                 group.floods |= 1 << group.picks.len();
                 group.picks.push(i as u16);
             }
+        }
+        match made {
+            0 => from.stats.drops_no_port.add(1),
+            _ => from.stats.copies.add(made - 1),
         }
         true
     }

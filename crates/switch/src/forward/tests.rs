@@ -789,6 +789,7 @@ proptest! {
 mod announce;
 mod bounds;
 mod flaps;
+mod flood;
 mod full;
 mod granted;
 mod rates;
