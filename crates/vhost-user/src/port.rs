@@ -115,8 +115,9 @@ impl Ring {
         self.active.as_mut().filter(|_| self.enabled)
     }
 
+    /// Not while it is disabled: that writes to the guest's memory.
     fn disarm(&mut self) {
-        if let Some(active) = &mut self.active {
+        if let Some(active) = self.up() {
             active.queue.disarm();
         }
     }

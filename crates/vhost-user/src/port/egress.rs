@@ -638,7 +638,7 @@ impl Egress for VirtioEgress {
     }
 
     fn flush(&mut self) {
-        let Some(active) = &mut self.ring.active else { return };
+        let Some(active) = self.ring.up() else { return };
         active.queue.publish();
         // The next burst's buffers are prefetched while other ports are served. A fault is sticky,
         // and returned when the chains are needed.

@@ -237,6 +237,38 @@ fn used_ring_of_a_sending_guest_is_marked() {
     }
 }
 
+/// The front-end copies the last pages once SET_VRING_ENABLE is replied to.
+#[test]
+fn disabled_ring_is_not_written_to() {
+    for features in kinds() {
+        let (mut rx, log) = logged(features, format());
+        (0..9).for_each(|_| rx.post(&[2000]));
+        assert_eq!(rx.one(frame(60, 1)), 1);
+        let _ = rx.egress.arm();
+        rx.egress.enable(false);
+        log.take();
+        let before = image(&rx.guest.memory);
+        rx.egress.disarm();
+        rx.one(frame(60, 2));
+        let _ = (rx.egress.room(60, 5), rx.egress.arm());
+        rx.egress.disarm();
+        rx.egress.notify();
+        assert_eq!((log.take(), before), (BTreeSet::new(), image(&rx.guest.memory)));
+
+        let mut tx = Tx::with(features, format());
+        tx.ingress.set_log(log.ring());
+        tx.send(VnetHdr::NONE, &frame(60, 1));
+        assert_eq!((tx.all().len(), tx.ingress.arm()), (1, true));
+        tx.ingress.enable(false);
+        log.take();
+        let before = image(&tx.guest.memory);
+        tx.ingress.disarm();
+        assert_eq!((tx.all().len(), tx.ingress.arm()), (0, true));
+        tx.ingress.disarm();
+        assert_eq!((log.take(), before), (BTreeSet::new(), image(&tx.guest.memory)));
+    }
+}
+
 #[test]
 fn granted_pages_are_copied_before_they_are_marked() {
     for features in kinds() {
