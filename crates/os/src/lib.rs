@@ -51,6 +51,8 @@ pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
 pub use starter::{end_program, open_net_namespace, serve, start_program, start_starter};
-pub use sys::{ThreadCounts, inherited, is_read, refuse_descriptors, signal_event, thread_counts};
+pub use sys::{
+    ThreadCounts, inherited, is_read, limit_heaps, refuse_descriptors, signal_event, thread_counts,
+};
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
 pub use users::{Group, Peer, peer};

@@ -1,7 +1,7 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
 //! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer, and
 //! what it has not read; page
-//! faults and scheduling class of a thread; descriptors that the process inherited.
+//! faults and scheduling class of a thread; descriptors that the process inherited; the allocator.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -31,6 +31,19 @@ pub fn thread_counts() -> ThreadCounts {
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
     ThreadCounts { faults: faults.unsigned_abs(), waits: usage.ru_nvcsw.unsigned_abs() }
+}
+
+/// Has glibc's allocator make at most so many heaps, before there are threads: it makes one for
+/// each thread, up to eight times the number of CPUs, and keeps what each has used at most. Others
+/// have one heap.
+pub fn limit_heaps(most: usize) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the allocator, under the allocator's own lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, libc::c_int::try_from(most).unwrap_or(libc::c_int::MAX));
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = most;
 }
 
 /// Schedules this thread by SCHED_RR with a priority from 1 to 99, which its children do not

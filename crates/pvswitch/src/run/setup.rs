@@ -35,6 +35,13 @@ pub(super) fn guard_memory() {
     }
 }
 
+/// Limits the allocator's heaps to one for each CPU and one more: threads that close what peers
+/// sent are many, allocate little, and would keep a heap each.
+fn limit_heaps() {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    ::os::limit_heaps(cpus + 1);
+}
+
 /// Starts the process that starts programs for this one, and has threads confined.
 fn confine(options: &Options) -> Result<(), RunError> {
     super::starter::start()?;
@@ -60,6 +67,7 @@ pub(super) fn confine_control() -> Result<(), RunError> {
 pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunError> {
     raise_descriptor_limit();
     guard_memory();
+    limit_heaps();
     confine(&options)?;
     let takeover = start.takeover.as_mut();
     let mut inherited = takeover.map(Takeover::take_inherited).transpose()?.unwrap_or_default();
