@@ -342,9 +342,13 @@ impl<'a> Rounds<'a> {
     /// The same, once no more is used than before, or that cannot be expected any more.
     fn settled(&self, before: &Resources) -> Resources {
         let pid = self.switch.id();
+        let mut least = Resources::of(pid);
         // Connections that ended are closed a little later.
-        let _ = wait_for("resources", FRAMES_MAX_S, || Ok(Resources::of(pid).is_within(before)));
-        self.least()
+        let _ = wait_for("resources", FRAMES_MAX_S, || {
+            least = least.least(&Resources::of(pid));
+            Ok(least.is_within(before))
+        });
+        self.least().least(&least)
     }
 
     fn round(&mut self, round: u64) -> Result<(), Fail> {
