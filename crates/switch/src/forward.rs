@@ -352,7 +352,7 @@ impl Forwarder {
         let mirrored = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let mirrored = mirrored.filter(|port| port.mirror.is_on()).cloned();
         if mirrored.as_ref().is_some_and(|port| port.mirror.is_reserved()) {
-            from.stats.drops_mirror_port.add(burst.frames.len() as u64);
+            from.stats.drops_mirror_port.add(burst.admitted() as u64);
             return Findings::default();
         }
         match (self.has_partner(from.port), self.tenants.clone()) {
@@ -374,7 +374,7 @@ impl Forwarder {
         }
         self.send_copies(now);
         if burst.permits_granted() {
-            from.stats.drops_bad_grant.add(u64::from(burst.unreadable()));
+            from.stats.drops_bad_grant.add(u64::from(burst.take_lost()));
         }
         std::mem::take(&mut self.findings)
     }
@@ -392,7 +392,7 @@ impl Forwarder {
 
     fn cross(&mut self, from: &Source, burst: &mut Burst<'_>) {
         let Some((to, active)) = self.partner(from.port) else {
-            from.stats.drops_no_port.add(burst.frames.len() as u64);
+            from.stats.drops_no_port.add(burst.admitted() as u64);
             return;
         };
         let queue = from.queue % active;
@@ -452,6 +452,7 @@ impl Forwarder {
         let mut last = LastGroup::default();
         for i in 0..burst.frames.len() {
             if burst.is_excluded(i) {
+                burst.lose(i);
                 continue;
             }
             let head = burst.head(i);

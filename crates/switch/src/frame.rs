@@ -59,6 +59,8 @@ pub struct Burst<'m> {
     copies: Copies<'m>,
     /// Frames whose source could not be read, as a bit set.
     unreadable: Cell<u64>,
+    /// Copies of frames that were not delivered because they could not be read.
+    lost: Cell<u32>,
     /// Refused frames, as a bit set.
     refused: u64,
     /// Frames that a receiver wanted [fetched](Self::fetch), as a bit set.
@@ -263,10 +265,20 @@ impl<'m> Burst<'m> {
         self.unreadable.get() | self.refused != 0
     }
 
-    /// Number of unreadable frames, without refused ones.
-    #[inline]
-    pub fn unreadable(&self) -> u32 {
-        (self.unreadable.get() & !self.refused).count_ones()
+    /// Number of frames that were not refused: those taken from the peer.
+    pub fn admitted(&self) -> usize {
+        self.frames.len() - self.refused.count_ones() as usize
+    }
+
+    /// Counts a copy of frame `i` that is not delivered because the frame [is
+    /// excluded](Self::is_excluded); a refused one was counted by its port.
+    pub fn lose(&self, i: usize) {
+        self.lost.set(self.lost.get() + u32::from(!self.is_refused(i)));
+    }
+
+    /// Returns the number of copies [lost](Self::lose), and resets it.
+    pub fn take_lost(&self) -> u32 {
+        self.lost.take()
     }
 
     /// As [`snapshot`](Self::snapshot), with one host call for all granted frames.

@@ -156,7 +156,7 @@ counters! {
         drops_bad_hdr,
         /// Buffer outside guest memory.
         drops_bad_addr,
-        /// The sender's grant could not be read.
+        /// Copies of frames whose grants could not be read.
         drops_bad_grant,
         /// The destination was full for too long, or its hold queue was full. Counted there, too,
         /// as `lost_no_room`, `lost_aged` or `lost_slow`.

@@ -200,6 +200,7 @@ impl Forwarder {
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let i = usize::from(*pick);
             if burst.is_excluded(i) {
+                burst.lose(i);
                 continue;
             }
             let frame = burst.frames[i];

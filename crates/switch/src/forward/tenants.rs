@@ -24,7 +24,7 @@ impl Forwarder {
     #[cold]
     pub(super) fn cross_ruled(&mut self, from: &Source, burst: &mut Burst<'_>, tenants: &Tenants) {
         let Some((to, active)) = self.partner(from.port) else {
-            from.stats.drops_no_port.add(burst.frames.len() as u64);
+            from.stats.drops_no_port.add(burst.admitted() as u64);
             return;
         };
         if tenants.of(from.port).is_none() && tenants.of(to).is_none() {
@@ -35,6 +35,7 @@ impl Forwarder {
         let mut sender = tenants.sender(from.port);
         for i in 0..burst.frames.len() {
             if burst.is_excluded(i) {
+                burst.lose(i);
                 continue;
             }
             let (head, frame) = (burst.head(i), &burst.frames[i]);
@@ -91,6 +92,7 @@ impl Forwarder {
         let mut made = std::mem::take(spare).recycle();
         for ((n, i), out) in picks().enumerate().zip(heads) {
             if burst.is_excluded(i) {
+                burst.lose(i);
                 continue;
             }
             let (frame, head) = (&burst.frames[i], burst.head(i));

@@ -86,7 +86,7 @@ fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
     burst.fetch(0..4);
     assert_eq!(fake.calls.lock().unwrap()[..], [1], "all but frame 1 were fetched already");
     let burst = burst.recycle();
-    assert_eq!((burst.unreadable(), burst.permits_granted()), (0, false));
+    assert_eq!((burst.take_lost(), burst.permits_granted()), (0, false));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use ring::xen::{Armed, BackRx, Extra, RxResponse, rx_flag, status};
 use shm::{Copies, Failed, GRANT_LEN, Seg};
 use switch::direct::Direct;
 use switch::flow;
-use switch::frame::Burst;
+use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
@@ -131,18 +131,18 @@ impl XenEgress {
         self.active.is_some()
     }
 
-    /// Completes the copies, then puts responses into the slots: ERROR for a failed frame.
-    fn finish(&mut self, mut copies: Copies<'_>, mut source_failed: impl FnMut(u16)) {
-        let (mut failed, mut refused) = (0_u64, 0_u64);
-        copies.finish(|tag, whose| {
-            failed |= 1 << tag;
-            match whose {
-                Failed::Source => source_failed(tag),
-                Failed::Destination => refused |= 1 << tag,
-            }
+    /// Completes the copies, then puts responses into the slots: ERROR for a failed frame. Returns
+    /// the frames whose source failed, and those of them that were lost for nothing else, as bit
+    /// sets.
+    fn finish(&mut self, mut copies: Copies<'_>) -> [u64; 2] {
+        let (mut unread, mut refused) = (0_u64, 0_u64);
+        copies.finish(|tag, whose| match whose {
+            Failed::Source => unread |= 1 << tag,
+            Failed::Destination => refused |= 1 << tag,
         });
         self.copies = copies.recycle();
-        let Some(active) = &mut self.active else { return };
+        let Some(active) = &mut self.active else { return [unread; 2] };
+        let failed = unread | refused;
         active.responses |= !self.responses.is_empty();
         let (mut frames, mut bytes) = (0, 0);
         for response in self.responses.drain(..) {
@@ -166,6 +166,7 @@ impl XenEgress {
         self.stats.frames.add(frames);
         self.stats.bytes.add(bytes);
         self.stats.drops_bad_grant.add(refused.count_ones().into());
+        [unread, unread & !refused]
     }
 }
 
@@ -374,7 +375,12 @@ impl Egress for XenEgress {
             }
         }
         let copies = collected.copies;
-        self.finish(copies, |tag| burst.mark_unreadable(tag.into()));
+        let [unread, lost] = self.finish(copies);
+        if unread != 0 {
+            let of = |frames: u64| (0..BURST_MAX).filter(move |i| frames & 1 << i != 0);
+            of(unread).for_each(|i| burst.mark_unreadable(i));
+            of(lost).for_each(|i| burst.lose(i));
+        }
         done
     }
 
@@ -393,7 +399,7 @@ impl Egress for XenEgress {
         let mut collected = Collected { pages: &pages, copies, responses, ready: 0 };
         let placed = collected.place(active, &job, &self.stats);
         let copies = collected.copies;
-        self.finish(copies, |_| {});
+        self.finish(copies);
         placed.map(|placed| placed != Placed::NoRoom)
     }
 

@@ -70,7 +70,8 @@ enum Bad {
     Refused(Refusal),
     Down,
     TooLong,
-    Grant,
+    /// And the frame's length, in bytes.
+    Grant(u16),
 }
 
 impl From<Arc<IngressStats>> for XenIngress {
@@ -196,7 +197,7 @@ impl Packets<'_> {
                         new.frame = Some(burst.frames.len() - 1);
                         bytes += u64::from(packet.len);
                     } else {
-                        new.bad = Some(Bad::Grant);
+                        new.bad = Some(Bad::Grant(packet.len));
                         new.status = status::ERROR;
                     }
                 }
@@ -269,7 +270,12 @@ fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
             Bad::Refused(Refusal::Size) | Bad::TooLong => stats.drops_too_long.add(1),
             Bad::Refused(Refusal::Short) => stats.drops_runt.add(1),
             Bad::Down => stats.drops_down.add(1),
-            Bad::Grant => stats.drops_bad_grant.add(1),
+            // Taken, as one whose grants turn out to be invalid later.
+            Bad::Grant(len) => {
+                stats.frames.add(1);
+                stats.bytes.add(len.into());
+                stats.drops_bad_grant.add(1);
+            }
         }
     }
     if burst.any_excluded() {
@@ -368,8 +374,8 @@ impl Ingress for XenIngress {
         }
         count_bad(&burst, packets.taken, stats);
         packets.respond(&burst, stats);
-        // Excluded ones are no frames taken, as they were not for a ring that refuses them earlier.
-        let taken = burst.frames[..end].iter().enumerate().filter(|(i, _)| !burst.is_excluded(*i));
+        // Refused ones are no frames taken, as they were not for a ring that refuses them earlier.
+        let taken = burst.frames[..end].iter().enumerate().filter(|(i, _)| !burst.is_refused(*i));
         let (mut frames, mut bytes) = (0, 0);
         for (_, frame) in taken {
             frames += 1;

@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Causes of an ingress queue for which no frame was taken: what its peer sent was none.
-const REFUSED: [&str; 8] = [
+const REFUSED: [&str; 7] = [
     "drops_not_read",
     "drops_runt",
     "drops_too_long",
     "drops_too_many_segs",
     "drops_bad_hdr",
     "drops_bad_addr",
-    "drops_bad_grant",
     "drops_down",
 ];
 

@@ -30,12 +30,17 @@ impl Grants for Pages {
     }
 }
 
+/// Bytes that exist of the pages from this reference on: the head of a frame can be read.
+const HEAD_ONLY: (u32, usize) = (200, 200);
+
 /// Forwards frames in pages of these references, in two segments; returns the number of host calls.
 fn send(rig: &mut Rig, frames: &[(u32, &[u8], VnetHdr)]) -> usize {
     let mut host = Pages::default();
     for (gref, bytes, _) in frames {
         if *gref < 100 {
             host.pages.insert(*gref, bytes.to_vec());
+        } else if *gref >= HEAD_ONLY.0 {
+            host.pages.insert(*gref, bytes[..HEAD_ONLY.1].to_vec());
         }
     }
     let host = Arc::new(host);
@@ -66,6 +71,21 @@ fn frames_are_fetched_once_for_all_receivers_and_invalid_ones_counted_once() {
         assert_eq!(rig.got(port), [a.clone(), b.clone()]);
     }
     assert_eq!(rig.stats(0).drops_bad_grant.get(), 2);
+    assert_eq!(rig.stats(0).copies.get(), 4, "of those that can be read");
+}
+
+#[test]
+fn each_copy_of_a_frame_of_which_only_the_head_can_be_read_is_counted() {
+    let mut rig = Rig::new(Mode::Switch, 4, 1);
+    let long = |serial| [frame([0xff; 6], mac(1), serial), vec![0; 400]].concat();
+    let (a, b) = (long(1), long(2));
+    // One receiver is full: what is held for it is read, too.
+    rig.port(2).room = 0;
+    send(&mut rig, &[(200, &a, VnetHdr::NONE), (8, &b, VnetHdr::NONE)]);
+    assert_eq!([1, 3].map(|port| rig.got(port)), [[b.clone()], [b]]);
+    assert_eq!(rig.held(2), 1);
+    let (copies, lost) = (rig.stats(0).copies.get(), rig.stats(0).drops_bad_grant.get());
+    assert_eq!((copies, lost), (4, 3), "of three copies each, all or none");
 }
 
 #[test]
