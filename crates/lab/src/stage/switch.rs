@@ -200,7 +200,8 @@ impl Switch {
         let reply = self.control.borrow_mut().call(request);
         reply.map_err(|error| match self.check() {
             Err(ended) => ended,
-            Ok(()) => Fail::Cell(format!("the switch's control socket: {error}")),
+            // Another process of the switch may have ended: its log is the same.
+            Ok(()) => self.process.borrow().fail(&format!("does not answer: {error}")),
         })
     }
 
