@@ -133,6 +133,17 @@ pub struct Switch {
     boot_s: f64,
 }
 
+impl Drop for Switch {
+    /// With `--keep`, what was started would be killed and leave the switch to itself.
+    fn drop(&mut self) {
+        let process = self.process.get_mut();
+        if self.pid.get() != process.id() {
+            // What fails here is gone.
+            let _ = process.end();
+        }
+    }
+}
+
 impl Switch {
     /// Starts a switch and waits for its control socket.
     pub fn start(stage: &Stage, options: &SwitchOptions, ports: &[Port]) -> Result<Self, Fail> {
