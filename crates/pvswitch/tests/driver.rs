@@ -134,8 +134,8 @@ fn run_requests(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
 }
 
 /// Issue 16, row 9: a paced sender beside other guests leaves them the CPU. Judged by its own CPU
-/// time for each frame, which other programs do not add to: 5 us a frame are a tenth of a core at
-/// this rate. One that polls between frames takes all it gets, 50 us a frame on a quiet machine.
+/// time for each frame, to which other programs add little: 15 us a frame are 0.3 of a core at this
+/// rate. One that polls between frames takes all it gets, 50 us a frame on a quiet machine.
 #[test]
 fn a_sender_with_ticks_sleeps_between_them() {
     let dir = Dir::new();
@@ -145,7 +145,7 @@ fn a_sender_with_ticks_sleeps_between_them() {
     let args = ["--rate", "20k", "--tick", "1000", "--frames", "20000", "--check"];
     let report = Gen::start(&dir.path("p0"), &args).report();
     assert_eq!(report["sent_frames"], 20_000, "{report}");
-    assert!(report["cpu_s"].as_f64().unwrap() < 20_000.0 * 5e-6, "{report}");
+    assert!(report["cpu_s"].as_f64().unwrap() < 20_000.0 * 15e-6, "{report}");
     sink.end();
     switch.wait_up("p1", false);
 }
