@@ -431,7 +431,7 @@ impl Service {
             if connection.is_listened() {
                 later.push(*tag);
             } else {
-                fired.iter().for_each(|fired| connection.fire(fired));
+                fired.iter().for_each(|fired| connection.fire(fired, 0));
                 flushed.push(*tag);
             }
         }
@@ -449,9 +449,10 @@ impl Service {
             && let Some((tag, fired)) = self.events.next(by)
         {
             let mut cost = 1;
+            let elsewhere = pending_elsewhere(&self.connections, tag);
             if let Some(connection) = self.connections.get_mut(&tag) {
                 cost += connection.watches();
-                connection.fire(fired);
+                connection.fire(fired, elsewhere);
             }
             done += cost;
             if let Some(tag) = self.events.advance(by) {
@@ -470,6 +471,13 @@ impl Service {
             self.remove(tag);
         }
     }
+}
+
+/// Number of events pending for other clients of a connection's domain.
+fn pending_elsewhere(connections: &BTreeMap<u64, Connection>, tag: u64) -> usize {
+    let Some(domid) = connections.get(&tag).map(Connection::domid) else { return 0 };
+    let others = connections.iter().filter(|(other, client)| **other != tag && client.is_of(domid));
+    others.map(|(_, client)| client.pending()).sum()
 }
 
 #[cfg(test)]

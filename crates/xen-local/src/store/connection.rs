@@ -90,9 +90,15 @@ impl Connection {
         }
     }
 
-    /// Queues events of a change for matching watches.
-    pub fn fire(&mut self, fired: &Fired) {
-        self.session.fire(fired);
+    /// Number of its pending events.
+    pub fn pending(&self) -> usize {
+        self.session.pending()
+    }
+
+    /// Queues events of a change for matching watches. `elsewhere`: events pending for other
+    /// clients of its domain.
+    pub fn fire(&mut self, fired: &Fired, elsewhere: usize) {
+        self.session.fire(fired, elsewhere);
     }
 
     /// Has epoll report the events that are of use now; `reads`: requests are read.

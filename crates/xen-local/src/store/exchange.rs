@@ -73,7 +73,7 @@ impl Exchange {
             fired.extend(self.tree.remove_domain(domid).into_iter().map(Fired::Node));
         }
         for session in self.clients.iter_mut().flatten() {
-            fired.iter().for_each(|fired| session.fire(fired));
+            fired.iter().for_each(|fired| session.fire(fired, 0));
         }
         alive
     }

@@ -14,7 +14,8 @@ use xen_netif::store::wire::{
 
 /// Maximum length of unsent replies, in bytes; beyond it, no requests are read from the client.
 const UNSENT_MAX: usize = 64 * 1024;
-/// Maximum number of pending events of a client; beyond it, events only name the watched node.
+/// Maximum number of pending events of a domain's clients; beyond it, events only name the watched
+/// node, so that there is at most one more for each watch.
 const PENDING_MAX: usize = 1024;
 
 /// Cause of events.
@@ -139,8 +140,14 @@ impl Session {
 
     // ---- events ----
 
-    /// Queues events of a change for matching watches.
-    pub fn fire(&mut self, fired: &Fired) {
+    /// Number of its pending events.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Queues events of a change for matching watches. `elsewhere`: events pending for other
+    /// clients of its domain.
+    pub fn fire(&mut self, fired: &Fired, elsewhere: usize) {
         let (path, exact) = match fired {
             Fired::Node(change) if !self.may_read(change) => return,
             Fired::Node(change) => (change.path.as_str(), change.exact),
@@ -149,7 +156,7 @@ impl Session {
         let matches = |w: &&Watch| {
             if exact { w.path == path } else { wire::is_under(path, &w.path) }
         };
-        let full = self.pending.len() >= PENDING_MAX;
+        let full = self.pending.len() + elsewhere >= PENDING_MAX;
         let home = self.home();
         let mut events = Vec::new();
         for watch in self.watches.iter().filter(matches) {

@@ -399,6 +399,59 @@ fn unread_events_are_limited() {
     assert!(!last.is_empty());
 }
 
+/// A client and its connection, which no server serves.
+struct Alone {
+    ours: OwnedFd,
+    connection: Connection,
+}
+
+impl Alone {
+    fn new(domid: u16) -> Self {
+        let (ours, theirs) = os::socketpair().unwrap();
+        Self { ours, connection: Connection::new(theirs, domid, true, Limits::XENSTORED) }
+    }
+
+    /// Sends a request and has it served; returns what it changed.
+    fn request(&mut self, tree: &mut Tree, kind: Kind, payload: &str) -> Vec<Fired> {
+        let len = payload.len() as u32;
+        let header = Header { kind: kind.to_wire(), req_id: 1, tx_id: 0, len };
+        let bytes = [&header.to_bytes()[..], payload.as_bytes()].concat();
+        os::write(self.ours.as_fd(), &bytes).unwrap();
+        let (mut fired, released) = (Vec::new(), &mut Vec::new());
+        let mut world = World { tree, fired: &mut fired, released, file: None, saved: 0 };
+        assert!(self.connection.serve(&mut world, true));
+        fired
+    }
+}
+
+/// No client reads its events: all of a domain together have a limited number, and one more for
+/// each watch.
+#[test]
+fn unread_events_of_all_clients_of_a_domain_are_limited_together() {
+    const CLIENTS: u64 = 20;
+    let mut tree = Tree::new(&[Perm::new(Access::Read, 0)]);
+    let mut dom0 = Alone::new(0);
+    let (mut peers, mut clients) = (Vec::new(), BTreeMap::new());
+    for tag in 0..CLIENTS {
+        let mut client = Alone::new(1);
+        client.request(&mut tree, Kind::Watch, "/f\0t\0");
+        peers.push(client.ours);
+        clients.insert(tag, client.connection);
+    }
+    for n in 0..2000 {
+        let fired = dom0.request(&mut tree, Kind::Write, &format!("/f/{n}\0"));
+        Raw(dom0.ours.try_clone().unwrap(), Decoder::default()).receive().expect("a reply");
+        for tag in 0..CLIENTS {
+            for change in &fired {
+                let elsewhere = pending_elsewhere(&clients, tag);
+                clients.get_mut(&tag).unwrap().fire(change, elsewhere);
+            }
+        }
+    }
+    let all: usize = clients.values().map(Connection::pending).sum();
+    assert!((1000..=1024 + CLIENTS as usize).contains(&all), "{all} events");
+}
+
 #[test]
 fn the_end_of_a_server_is_reported_and_removes_its_socket() {
     let dir = std::env::temp_dir().join(format!("pvswitch-store-{}", std::process::id()));
