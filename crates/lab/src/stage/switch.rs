@@ -134,11 +134,12 @@ pub struct Switch {
 }
 
 impl Drop for Switch {
-    /// With `--keep`, what was started would be killed and leave the switch to itself.
+    /// With `--keep`, the process that was started keeps the switch's connections: killed, it would
+    /// leave the switch running.
     fn drop(&mut self) {
         let process = self.process.get_mut();
         if self.pid.get() != process.id() {
-            // What fails here is gone.
+            // Its own drop kills what does not end.
             let _ = process.end();
         }
     }

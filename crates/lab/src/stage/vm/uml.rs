@@ -38,8 +38,9 @@ const TUNABLES: &str = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX5
 /// Replaces this process by `linux.uml` with these arguments.
 ///
 /// # Errors
-/// It cannot be started, or system calls cannot be filtered.
+/// It is not installed, or system calls cannot be filtered.
 pub fn run(args: &[String]) -> Result<u8, Error> {
+    need(PROGRAM).map_err(|missing| Error::failed(missing.to_string()))?;
     let mut command = Command::new(PROGRAM);
     if cpu_has("amx_tile") {
         hide_registers().map_err(|error| Error::failed(format!("seccomp: {error}")))?;

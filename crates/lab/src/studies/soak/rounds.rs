@@ -236,7 +236,10 @@ impl<'a> Rounds<'a> {
             Port::many(stage, HOSTILE_NAMES[1], Proto::Xen, HOSTILE_PORTS)?,
         ];
         let (homes, home) = Port::many(stage, HOMES, Proto::Virtio, 2)?;
-        let limited = |port: Port| Port { spec: port.spec + HOSTILE_OPTIONS, ..port };
+        // As operators do for guests that they do not trust. Without it, such a guest sends on what
+        // it received, changed, and honest receivers take that for corrupt frames of the sender.
+        let own = format!("{HOSTILE_OPTIONS},mac={}", Gen::mac(HOSTILE));
+        let limited = |port: Port| Port { spec: port.spec + &own, ..port };
         let bad_ports: Vec<_> = of_bad.into_iter().chain(of_vif).map(limited).collect();
         let ports = [&ports[..], &homes, &bad_ports, &[Port::null(NOWHERE)]].concat();
         let of_ring = |ring| hostile::cases_of(ring).map(move |case| (ring, case.name));
