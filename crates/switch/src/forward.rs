@@ -451,8 +451,7 @@ impl Forwarder {
         let mut left = None;
         let mut last = LastGroup::default();
         for i in 0..burst.frames.len() {
-            if burst.is_excluded(i) {
-                burst.lose(i);
+            if burst.loses(i) {
                 continue;
             }
             let head = burst.head(i);

@@ -272,8 +272,19 @@ impl<'m> Burst<'m> {
 
     /// Counts a copy of frame `i` that is not delivered because the frame [is
     /// excluded](Self::is_excluded); a refused one was counted by its port.
+    #[cold]
     pub fn lose(&self, i: usize) {
         self.lost.set(self.lost.get() + u32::from(!self.is_refused(i)));
+    }
+
+    /// Whether frame `i` [is excluded](Self::is_excluded): then a copy of it is [lost](Self::lose).
+    #[inline]
+    pub fn loses(&self, i: usize) -> bool {
+        let is_excluded = self.is_excluded(i);
+        if is_excluded {
+            self.lose(i);
+        }
+        is_excluded
     }
 
     /// Returns the number of copies [lost](Self::lose), and resets it.

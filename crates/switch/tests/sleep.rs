@@ -141,7 +141,7 @@ struct World {
 /// What a search came by.
 #[derive(Debug, Default)]
 struct Seen {
-    states: HashSet<u64>,
+    states: usize,
     slept: u64,
     napped: u64,
     woken: u64,
@@ -210,32 +210,6 @@ impl World {
     /// The index of a queue's ring.
     fn ring(&self, at: usize) -> usize {
         self.scheduler.queue(at).served.token as usize
-    }
-
-    /// What must hold in every state.
-    fn check(&self) -> Result<(), String> {
-        for queue in self.scheduler.queues() {
-            let ring = &self.rings[queue.served.token as usize];
-            let until = queue.nap_until();
-            match queue.state() {
-                State::Cold if ring.pending() && !ring.kick_is_on_its_way(self.asking) => {
-                    return Err("cold with a frame, and no kick is on its way".into());
-                }
-                State::Warm if until > self.now + nap_max(queue.poller().policy()) => {
-                    return Err(format!("naps from {:?} to {until:?}", self.now));
-                }
-                _ => (),
-            }
-        }
-        Ok(())
-    }
-
-    /// What must hold when nobody has anything left to do.
-    fn check_end(&self) -> Result<(), String> {
-        match self.rings.iter().any(Ring::pending) {
-            true => Err("the end, and frames are left".into()),
-            false => Ok(()),
-        }
     }
 
     /// The states that may come next, and what leads there.
@@ -395,31 +369,43 @@ impl World {
         self.scheduler.record_wait(true);
         self.next = Next::Effect;
     }
+}
 
-    /// Visits all states from here on.
-    fn search(self, seen: &mut Seen) -> Result<(), String> {
-        let forwarder = forwarder();
-        let mut states = std::mem::take(&mut seen.states);
-        let steps = |world: &Self| world.steps(&forwarder, seen);
-        let check = |world: &Self, at_end: bool| {
-            world.check()?;
-            // Nobody has anything left to do: then nothing may be left over.
-            match at_end && world.bursts > 0 {
-                true => world.check_end(),
-                false => Ok(()),
-            }
-        };
-        let found = search::search(self, &mut states, Self::hash, steps, check);
-        seen.states = states;
-        found
-    }
-
+impl search::State for World {
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.asking == Asking::Flag).hash(&mut hasher);
         let Self { now, bursts, scheduler, rings, next, .. } = self;
         (now, bursts, scheduler, rings, next).hash(&mut hasher);
         hasher.finish()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for queue in self.scheduler.queues() {
+            let ring = &self.rings[queue.served.token as usize];
+            let until = queue.nap_until();
+            match queue.state() {
+                State::Cold if ring.pending() && !ring.kick_is_on_its_way(self.asking) => {
+                    return Err("cold with a frame, and no kick is on its way".into());
+                }
+                State::Warm if until > self.now + nap_max(queue.poller().policy()) => {
+                    return Err(format!("naps from {:?} to {until:?}", self.now));
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_end(&self) -> Result<(), String> {
+        // The search ends here, whoever has something left to do.
+        if self.bursts == 0 {
+            return Ok(());
+        }
+        match self.rings.iter().any(Ring::pending) {
+            true => Err("the end, and frames are left".into()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -523,12 +509,13 @@ impl World {
 /// Searches everything from one queue of `policy`, and from two.
 fn search(policy: &str, broken: Broken, queues: usize) -> Result<Seen, String> {
     let policy: Policy = policy.parse().unwrap();
-    let mut seen = Seen::default();
+    let (mut seen, mut states, forwarder) = (Seen::default(), HashSet::new(), forwarder());
     for asking in [Asking::Flag, Asking::Index] {
         for world in worlds(policy, broken, asking, queues) {
-            world.search(&mut seen)?;
+            search::search(world, &mut states, |world| world.steps(&forwarder, &mut seen))?;
         }
     }
+    seen.states = states.len();
     Ok(seen)
 }
 
@@ -537,7 +524,6 @@ fn no_policy_sleeps_on_a_frame() {
     for policy in POLICIES {
         let seen = search(policy, Broken::Not, 1).unwrap_or_else(|e| panic!("{policy}: {e}"));
         let Seen { states, slept, napped, woken, recheck_found } = &seen;
-        let states = states.len();
         println!("{policy}: {states} states, {slept} sleeps, {napped} naps, {woken} wake-ups");
         let policy: Policy = policy.parse().unwrap();
         assert_eq!(*slept > 0, policy != Policy::Spin);
@@ -550,7 +536,7 @@ fn no_policy_sleeps_on_a_frame() {
 fn nor_beside_a_queue_that_is_hot() {
     for policy in POLICIES {
         let seen = search(policy, Broken::Not, 2).unwrap_or_else(|e| panic!("{policy}: {e}"));
-        println!("{policy}: {} states", seen.states.len());
+        println!("{policy}: {} states", seen.states);
         assert!(seen.woken > 0 || policy == "spin");
     }
 }

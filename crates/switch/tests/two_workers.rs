@@ -117,7 +117,7 @@ struct World {
 
 #[derive(Debug, Default)]
 struct Seen {
-    states: HashSet<u64>,
+    states: usize,
     slept: u64,
     handed_over: u64,
     refused: u64,
@@ -513,47 +513,6 @@ impl World {
         holders
     }
 
-    /// What must hold in every state.
-    fn check(&self) -> Result<(), String> {
-        for ring in &self.rings {
-            let holders = self.holders(ring.token);
-            let home = self.homes.home(ring.token);
-            if let Some(home) = home {
-                let now = holders.iter().filter(|(_, of)| *of == home.generation).count();
-                if now != 1 {
-                    return Err(format!("a started queue is with {now} workers"));
-                }
-            }
-            for (w, worker) in self.workers.iter().enumerate() {
-                let Some(queue) = worker.scheduler.find(ring.token) else { continue };
-                if home.is_none_or(|home| home.generation != queue.served.of) {
-                    let taken = matches!(&worker.next, Next::Commands(commands) if commands.iter()
-                        .any(|c| matches!(c, Command::Drop(token) if *token == ring.token)));
-                    if !taken && !worker.commands.will_drop(ring.token) {
-                        return Err(format!("worker {w} keeps a stopped queue"));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What must hold when nobody has anything left to do.
-    fn check_end(&self) -> Result<(), String> {
-        for ring in self.rings.iter().filter(|ring| ring.active) {
-            let worker = self.homes.worker(ring.token).ok_or("a started queue has no home")?;
-            let queue = self.workers[worker].scheduler.find(ring.token);
-            let state = queue.ok_or("its home does not serve it")?.state();
-            if ring.pending > 0 {
-                return Err(format!("the end, and a frame is left: {state:?}"));
-            }
-            if state != State::Cold {
-                return Err(format!("the end, and a queue is {state:?}"));
-            }
-        }
-        Ok(())
-    }
-
     fn steps(&self, forwarder: &Forwarder, seen: &mut Seen) -> Steps<Self> {
         let mut steps = Vec::new();
         self.control(&mut steps);
@@ -561,25 +520,9 @@ impl World {
         (0..2).for_each(|w| self.worker(w, forwarder, seen, &mut steps));
         steps
     }
+}
 
-    /// Visits all states from here on.
-    fn search(self, seen: &mut Seen) -> Result<(), String> {
-        let forwarder = forwarder();
-        let mut states = std::mem::take(&mut seen.states);
-        let steps = |world: &Self| world.steps(&forwarder, seen);
-        let check = |world: &Self, at_end: bool| {
-            world.check()?;
-            // Nobody has anything left to do: then nothing may be left over.
-            match at_end && world.bursts > 0 {
-                true => world.check_end(),
-                false => Ok(()),
-            }
-        };
-        let found = search::search(self, &mut states, Self::hash, steps, check);
-        seen.states = states;
-        found
-    }
-
+impl search::State for World {
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let Self { now, homes, rings, bursts, orders, .. } = self;
@@ -608,6 +551,49 @@ impl World {
         }
         hasher.finish()
     }
+
+    fn check(&self) -> Result<(), String> {
+        for ring in &self.rings {
+            let holders = self.holders(ring.token);
+            let home = self.homes.home(ring.token);
+            if let Some(home) = home {
+                let now = holders.iter().filter(|(_, of)| *of == home.generation).count();
+                if now != 1 {
+                    return Err(format!("a started queue is with {now} workers"));
+                }
+            }
+            for (w, worker) in self.workers.iter().enumerate() {
+                let Some(queue) = worker.scheduler.find(ring.token) else { continue };
+                if home.is_none_or(|home| home.generation != queue.served.of) {
+                    let taken = matches!(&worker.next, Next::Commands(commands) if commands.iter()
+                        .any(|c| matches!(c, Command::Drop(token) if *token == ring.token)));
+                    if !taken && !worker.commands.will_drop(ring.token) {
+                        return Err(format!("worker {w} keeps a stopped queue"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_end(&self) -> Result<(), String> {
+        // The search ends here, whoever has something left to do.
+        if self.bursts == 0 {
+            return Ok(());
+        }
+        for ring in self.rings.iter().filter(|ring| ring.active) {
+            let worker = self.homes.worker(ring.token).ok_or("a started queue has no home")?;
+            let queue = self.workers[worker].scheduler.find(ring.token);
+            let state = queue.ok_or("its home does not serve it")?.state();
+            if ring.pending > 0 {
+                return Err(format!("the end, and a frame is left: {state:?}"));
+            }
+            if state != State::Cold {
+                return Err(format!("the end, and a queue is {state:?}"));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn search(
@@ -617,9 +603,11 @@ fn search(
     bursts: u8,
     orders: u8,
 ) -> Result<Seen, String> {
-    let mut seen = Seen::default();
-    World::new(policy.parse().unwrap(), broken, ports, bursts, orders).search(&mut seen)?;
-    println!("{policy}, {ports:?}: {} states, {} handed over", seen.states.len(), seen.handed_over);
+    let (mut seen, mut states, forwarder) = (Seen::default(), HashSet::new(), forwarder());
+    let world = World::new(policy.parse().unwrap(), broken, ports, bursts, orders);
+    search::search(world, &mut states, |world| world.steps(&forwarder, &mut seen))?;
+    seen.states = states.len();
+    println!("{policy}, {ports:?}: {} states, {} handed over", seen.states, seen.handed_over);
     Ok(seen)
 }
 

@@ -19,12 +19,6 @@ pub(super) fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, 
     }
     burst.fetch((0..burst.frames.len()).filter(|i| wanted & 1 << i != 0));
     if burst.any_excluded() {
-        group.retain(|i| {
-            let is_lost = burst.is_excluded(i);
-            if is_lost {
-                burst.lose(i);
-            }
-            !is_lost
-        });
+        group.retain(|i| !burst.loses(i));
     }
 }

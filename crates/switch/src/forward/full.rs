@@ -199,8 +199,7 @@ impl Forwarder {
         let (mut kept, mut lost, mut lost_floods, mut len) = (0, 0, 0, 0);
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let i = usize::from(*pick);
-            if burst.is_excluded(i) {
-                burst.lose(i);
+            if burst.loses(i) {
                 continue;
             }
             let frame = burst.frames[i];

@@ -34,8 +34,7 @@ impl Forwarder {
         let at = self.group_for(QueueId { port: to, queue: from.queue % active });
         let mut sender = tenants.sender(from.port);
         for i in 0..burst.frames.len() {
-            if burst.is_excluded(i) {
-                burst.lose(i);
+            if burst.loses(i) {
                 continue;
             }
             let (head, frame) = (burst.head(i), &burst.frames[i]);
@@ -91,8 +90,7 @@ impl Forwarder {
         (new.to, new.floods) = (group.to, 0);
         let mut made = std::mem::take(spare).recycle();
         for ((n, i), out) in picks().enumerate().zip(heads) {
-            if burst.is_excluded(i) {
-                burst.lose(i);
+            if burst.loses(i) {
                 continue;
             }
             let (frame, head) = (&burst.frames[i], burst.head(i));
