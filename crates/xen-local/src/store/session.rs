@@ -175,7 +175,7 @@ impl Session {
     }
 
     fn may_read(&self, change: &Change) -> bool {
-        change.readers.iter().any(|node| node.access(self.domid).reads())
+        change.readers.iter().any(|perms| perms.access(self.domid).reads())
     }
 
     fn post(&mut self, event: Vec<u8>) {

@@ -14,38 +14,75 @@ use serde::{Deserialize, Serialize};
 use super::Limits;
 use xen_netif::store::wire::{Access, Errno, Perm, parent};
 
+/// Permissions of a node; the first names the owner. Never empty.
+#[derive(Clone, Debug)]
+pub struct Perms(Arc<[Perm]>);
+
+impl Perms {
+    pub fn iter(&self) -> impl Iterator<Item = &Perm> {
+        self.0.iter()
+    }
+
+    fn owner(&self) -> u16 {
+        self.0.first().map_or(0, |p| p.domid)
+    }
+
+    /// Access of a domain.
+    pub fn access(&self, domid: u16) -> Access {
+        if domid == 0 || domid == self.owner() {
+            return Access::Both;
+        }
+        let named = self.0.iter().skip(1).find(|p| p.domid == domid);
+        named.or(self.0.first()).map_or(Access::None, |p| p.access)
+    }
+
+    /// The same with another owner.
+    fn owned_by(&self, domid: u16) -> Self {
+        let mut perms = self.0.to_vec();
+        perms.iter_mut().take(1).for_each(|first| first.domid = domid);
+        Self(perms.into())
+    }
+
+    /// Whether a domain that need not be the owner is named.
+    fn names(&self, domid: u16) -> bool {
+        self.0.iter().skip(1).any(|p| p.domid == domid)
+    }
+
+    /// The same without a domain that is not the owner.
+    fn without(&self, domid: u16) -> Self {
+        let kept = self.0.iter().enumerate().filter(|(i, p)| *i == 0 || p.domid != domid);
+        Self(kept.map(|(_, p)| *p).collect())
+    }
+}
+
 /// One node.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub value: Vec<u8>,
-    /// The first names the owner; never empty.
-    pub perms: Vec<Perm>,
+    pub perms: Perms,
     pub children: BTreeSet<String>,
     pub generation: u64,
 }
 
 impl Node {
     pub fn owner(&self) -> u16 {
-        self.perms.first().map_or(0, |p| p.domid)
+        self.perms.owner()
     }
 
     /// Access of a domain to it.
     pub fn access(&self, domid: u16) -> Access {
-        if domid == 0 || domid == self.owner() {
-            return Access::Both;
-        }
-        let named = self.perms.iter().skip(1).find(|p| p.domid == domid);
-        named.or(self.perms.first()).map_or(Access::None, |p| p.access)
+        self.perms.access(domid)
     }
 }
 
-/// A changed node, and the versions that decide who may be notified: readers of any of them.
+/// A changed node, and who may be notified: readers of any version of it and its parent. Their
+/// permissions only: a parent's version also has the names of all its children.
 #[derive(Debug)]
 pub struct Change {
     pub path: String,
     /// Whether only watches of exactly this node are notified: it was removed with a parent.
     pub exact: bool,
-    pub readers: Vec<Arc<Node>>,
+    pub readers: Vec<Perms>,
     /// Number of versions from the first change; the others are from the last one.
     first: usize,
 }
@@ -122,7 +159,7 @@ impl Tree {
     pub fn new(perms: &[Perm]) -> Self {
         let root = Node {
             value: Vec::new(),
-            perms: perms.to_vec(),
+            perms: Perms(perms.into()),
             children: BTreeSet::new(),
             generation: 0,
         };
@@ -168,6 +205,7 @@ impl Tree {
                 continue;
             }
             let value = value.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect();
+            let perms = Perms(perms.into());
             let node = Node { value, perms, children: BTreeSet::new(), generation };
             tree.replace(path, Some(Arc::new(node)));
         }
@@ -257,11 +295,9 @@ impl Tree {
             let _ = view.rm(&path);
         }
         let changes = self.commit(transaction, 0, limits).unwrap_or_default();
-        let names_domain = |node: &Node| node.perms.iter().skip(1).any(|p| p.domid == domid);
-        for node in self.nodes.values_mut().filter(|n| names_domain(n)) {
+        for node in self.nodes.values_mut().filter(|node| node.perms.names(domid)) {
             let node = Arc::make_mut(node);
-            let mut first = true;
-            node.perms.retain(|p| std::mem::take(&mut first) || p.domid != domid);
+            node.perms = node.perms.without(domid);
         }
         changes
     }
@@ -320,10 +356,10 @@ impl View<'_> {
         Err(Errno::Enoent)
     }
 
-    fn change(&mut self, path: &str, exact: bool, also: Vec<Arc<Node>>) {
+    fn change(&mut self, path: &str, exact: bool, also: Vec<Perms>) {
         let mut readers = also;
         for path in [Some(path), parent(path)].into_iter().flatten() {
-            readers.extend(self.node(path).ok().flatten());
+            readers.extend(self.node(path).ok().flatten().map(|node| node.perms.clone()));
         }
         let Transaction { changes, places, .. } = &mut *self.transaction;
         let at = *places.entry((path.into(), exact)).or_insert(changes.len());
@@ -371,12 +407,10 @@ impl View<'_> {
         if !node.access(self.domid).writes() {
             return Err(Errno::Eacces);
         }
-        let mut perms = node.perms.clone();
-        if self.domid != 0
-            && let Some(first) = perms.first_mut()
-        {
-            first.domid = self.domid;
-        }
+        let perms = match self.domid {
+            0 => node.perms.clone(),
+            domid => node.perms.owned_by(domid),
+        };
         let base = if above == "/" { "" } else { above.as_str() };
         let missing = path.get(base.len() + 1..).unwrap_or_default();
         let names: Vec<&str> = missing.split('/').collect();
@@ -425,7 +459,7 @@ impl View<'_> {
         self.set(up, Some(without));
         for (i, (path, node)) in gone.into_iter().enumerate() {
             self.set(&path, None);
-            self.change(&path, i > 0, vec![node]);
+            self.change(&path, i > 0, vec![node.perms.clone()]);
         }
         Ok(())
     }
@@ -446,8 +480,8 @@ impl View<'_> {
         if perms.is_empty() {
             return Err(Errno::Einval);
         }
-        self.set(path, Some(Node { perms, ..Node::clone(&node) }));
-        self.change(path, false, vec![node]);
+        self.set(path, Some(Node { perms: Perms(perms.into()), ..Node::clone(&node) }));
+        self.change(path, false, vec![node.perms.clone()]);
         Ok(())
     }
 }
