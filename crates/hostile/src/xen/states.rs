@@ -11,6 +11,8 @@ use crate::{Attack, Error};
 const CONNECTIONS: usize = 64;
 /// Watches of each connection.
 const WATCHES: usize = 128;
+/// Longest time in which they are made.
+const SETUP_MAX: Duration = Duration::from_secs(10);
 /// Nodes of one transaction: a domain may own a thousand.
 const NODES: usize = 900;
 
@@ -113,34 +115,35 @@ pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
 }
 
 /// Opens as many connections to xenstore as are allowed, each with all its watches, and commits
-/// transactions that change as many nodes as a domain may have.
+/// transactions that change as many nodes as a domain may have. A store that limits the CPU time of
+/// a domain replies ever later: connections that are not ready in [`SETUP_MAX`] do without watches,
+/// and the last transaction writes only the nodes it can until the end; the first one has
+/// [`SETUP_MAX`] more.
 pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
     let path = attack.target().join("xenstored");
     while let Some(_guest) = attack.domain()? {
         let from = Instant::now();
         let watching = |store: &Store| {
-            for n in 0..WATCHES {
-                if store.watch(FRONT, &n.to_string()).is_err() {
-                    break;
-                }
-            }
+            let mut tokens = (0..WATCHES).take_while(|_| from.elapsed() < SETUP_MAX);
+            let _refused = tokens.find(|n| store.watch(FRONT, &n.to_string()).is_err());
         };
         let connect = |_| Store::connect(&path).ok().inspect(watching);
         let stores: Vec<Store> = (0..CONNECTIONS - 4).filter_map(connect).collect();
         attack.exclude_setup(from);
         let Some(store) = stores.first() else { continue };
         while attack.on() {
+            attack.tally.attempts += 1;
+            let is_first = attack.tally.attempts == 1;
             let done = store.transaction(|transaction| {
-                for n in 0..NODES {
-                    transaction.write(&format!("{FRONT}/n{n}"), "x")?;
-                }
+                let on = || attack.on() || is_first && from.elapsed() < 2 * SETUP_MAX;
+                let mut nodes = (0..NODES).take_while(|_| on());
+                nodes.try_for_each(|n| transaction.write(&format!("{FRONT}/n{n}"), "x"))?;
                 Ok(())
             });
             if done.is_err() {
                 attack.tally.refused += 1;
                 break;
             }
-            attack.tally.attempts += 1;
         }
     }
     Ok(())

@@ -96,6 +96,9 @@ pub struct Transaction {
     changes: Vec<Change>,
     /// Index of (path, exact) in `changes`.
     places: BTreeMap<(String, bool), usize>,
+    /// Number of nodes that its domain owns more, or less, after it. Every replaced node was read,
+    /// so this holds if the transaction can be committed.
+    owned: isize,
 }
 
 impl Transaction {
@@ -271,15 +274,9 @@ impl Tree {
         }
     }
 
-    /// Number of nodes that a domain would own after a transaction.
+    /// Number of nodes that a domain would own after its transaction.
     fn owned_with(&self, transaction: &Transaction, domid: u16) -> usize {
-        let mut owned = self.owned(domid);
-        let is_owned =
-            |node: Option<&Arc<Node>>| usize::from(node.is_some_and(|n| n.owner() == domid));
-        for (path, replaced) in &transaction.replaced {
-            owned = owned + is_owned(replaced.as_ref()) - is_owned(self.nodes.get(path)).min(owned);
-        }
-        owned
+        self.owned(domid).saturating_add_signed(transaction.owned)
     }
 
     /// Removes a domain's nodes and its entries in permissions.
@@ -324,8 +321,28 @@ impl View<'_> {
         self.tree.generation += 1;
         let generation = self.tree.generation;
         let node = node.map(|node| Arc::new(Node { generation, ..node }));
-        self.transaction.replaced.insert(path.into(), node.clone());
+        let domid = self.domid;
+        let is_owned =
+            |node: Option<&Arc<Node>>| isize::from(node.is_some_and(|n| n.owner() == domid));
+        let before = self.transaction.replaced.insert(path.into(), node.clone());
+        let before = before.as_ref().map_or(self.tree.nodes.get(path), Option::as_ref);
+        self.transaction.owned += is_owned(node.as_ref()) - is_owned(before);
         node
+    }
+
+    /// Adds a child to an existing node. A node that the transaction has replaced before is not
+    /// copied again: a thousand children would be copied a thousand times.
+    fn add_child(&mut self, path: &str, name: &str) -> Result<(), Errno> {
+        if !self.transaction.replaced.contains_key(path) {
+            let node = self.node(path)?.ok_or(Errno::Eio)?;
+            self.set(path, Some(Node::clone(&node)));
+        }
+        let replaced = self.transaction.replaced.get_mut(path).and_then(Option::as_mut);
+        let node = Arc::make_mut(replaced.ok_or(Errno::Eio)?);
+        self.tree.generation += 1;
+        node.generation = self.tree.generation;
+        node.children.insert(name.into());
+        Ok(())
     }
 
     /// A node that the domain may read, or write.
@@ -420,16 +437,14 @@ impl View<'_> {
                 return Err(Errno::Enospc);
             }
         }
-        let mut node = node;
+        drop(node);
         for (i, name) in names.iter().enumerate() {
-            let mut with = Node::clone(&node);
-            with.children.insert((*name).into());
-            self.set(&above, Some(with));
+            self.add_child(&above, name)?;
             let child = if above == "/" { format!("/{name}") } else { format!("{above}/{name}") };
             let value = if i + 1 == names.len() { value.to_vec() } else { Vec::new() };
             let created =
                 Node { value, perms: perms.clone(), children: BTreeSet::new(), generation: 0 };
-            node = self.set(&child, Some(created)).ok_or(Errno::Eio)?;
+            self.set(&child, Some(created));
             above = child;
         }
         Ok(())
@@ -485,3 +500,6 @@ impl View<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
