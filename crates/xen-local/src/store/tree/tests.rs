@@ -94,5 +94,8 @@ fn a_parent_is_copied_once_per_transaction() {
         copies.insert(view.transaction.replaced[HOME].as_ref().map(Arc::as_ptr));
     }
     assert_eq!(copies.len(), 1);
-    assert_eq!(view.transaction.replaced[HOME].as_ref().map(|node| node.children.len()), Some(1000));
+    assert_eq!(
+        view.transaction.replaced[HOME].as_ref().map(|node| node.children.len()),
+        Some(1000)
+    );
 }
