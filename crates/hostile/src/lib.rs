@@ -13,6 +13,7 @@
 //! cause, and why.
 #![forbid(unsafe_code)]
 
+mod race;
 mod table;
 mod virtio;
 mod xen;
@@ -144,7 +145,7 @@ pub struct Tally {
     pub refused: u64,
     /// Connections that did not reach the state that the case needs.
     pub turned_away: u64,
-    /// Changes of the memory table while rings ran.
+    /// Changes of the memory table, or of grants, while rings ran.
     pub swaps: u64,
     /// Frames that arrived with parts of two versions: they were rewritten while they were copied.
     pub torn: u64,

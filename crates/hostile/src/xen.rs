@@ -3,4 +3,5 @@
 pub mod control;
 pub mod guest;
 pub mod packets;
+pub mod racing;
 pub mod states;

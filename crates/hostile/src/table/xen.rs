@@ -2,10 +2,10 @@
 
 use super::domain;
 use crate::Case;
-use crate::xen::{control, packets, states};
+use crate::xen::{control, packets, racing, states};
 
 /// Cases on Xen's rings.
-pub(super) static VIFS: [Case; 26] = [
+pub(super) static VIFS: [Case; 27] = [
     domain(
         "ring-jumps",
         "req_prod that jumps, on all three rings",
@@ -31,6 +31,14 @@ pub(super) static VIFS: [Case; 26] = [
         &["XSA-155"],
         packets::double_fetch,
     ),
+    domain(
+        "vif-racing",
+        "threads rewrite rings, grants, headers and payload while they are read",
+        &["kept: races", "XSA-155"],
+        racing::racing,
+    )
+    .receives()
+    .ports(2),
     domain(
         "padding",
         "padding of responses checked for leaked data",

@@ -9,34 +9,25 @@
 //! First only with values that cost frames, so that the rings go on; then with any, which ends the
 //! connection, and all begins anew. Whatever is sent has a known destination: a flood would fill
 //! the queues of others, which is no race.
-//!
-//! Each header alternates between the address of the receiver and that of the sender. The switch
-//! delivers only what it looked up, so a frame with the sender's address proves that it read a
-//! header twice ([`mixed`](crate::Tally::mixed)). Parts of two versions in one frame
-//! ([`torn`](crate::Tally::torn)) are legal: they prove that the threads wrote while the switch
-//! copied.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ring::virtq::{Buf, DriverQueue};
+use shm::Area;
 use vhost_user::message::{FrontendReq as R, MemRegion};
 
 use super::wire::{
     AVAIL, BUFFERS, FEATURES, GUEST, INDIRECT, LEN, NEXT, RX, Raw, SIZE, TX, USED, USER, WRITE,
     layout, memfd, state, whole,
 };
+use crate::race::{self, Buffers, CALM_MAX, FRAME_LEN, LEARN_MAX, Random, Seen, WILD_MAX};
 use crate::{Attack, Error, Tally};
 
 /// Time between two changes of the memory table.
 const SWAP_EVERY: Duration = Duration::from_millis(10);
-/// Longest time with values that let the rings go on, and longest with any values.
-const CALM_MAX: Duration = Duration::from_millis(500);
-const WILD_MAX: Duration = Duration::from_millis(100);
-/// Longest wait for the receiver's address to be learned.
-const LEARN_MAX: Duration = Duration::from_secs(2);
 /// Chains that are available at a time.
 const DEPTH: u16 = 256;
 /// Buffers that are sent: few, so that each is rewritten often.
@@ -46,13 +37,8 @@ const SLOT_LEN: u64 = 2048;
 const LEAD: u64 = 4;
 /// Offset of a frame in its slot: after the virtio-net header.
 const FRAME: usize = LEAD as usize + 12;
-/// Bytes of a frame, and of the first descriptor of its chain.
-const FRAME_LEN: u32 = 1000;
+/// Bytes of the first descriptor of a frame's chain.
 const HEAD_LEN: u32 = 12 + 54;
-/// Offsets in a frame of two words that the thread of headers writes, within the bytes that the
-/// switch parses, and of two that the thread of payload writes, behind them.
-const HEADER_TAGS: [usize; 2] = [24, 72];
-const PAYLOAD_TAGS: [usize; 2] = [512, 800];
 /// First receive buffer, and the bytes of each.
 const RECEIVE: u64 = BUFFERS + SLOTS * SLOT_LEN;
 const RECEIVE_LEN: u32 = 2048;
@@ -65,20 +51,6 @@ const EXTRA: u64 = 0x1_0000;
 /// outside the frame, GSO without a size.
 const HEADERS: [(u32, u64); 4] =
     [(0, 0), (1, 34 << 16 | 16 << 32), (1, 0xffff << 16), (1 | 1 << 8, 34 << 16)];
-
-/// Numbers without a pattern.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        self.0 >> 24
-    }
-
-    fn of<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.next() as usize % values.len()]
-    }
-}
 
 /// Driver of one ring that depends on nothing its own threads rewrite, except for the device's
 /// progress: chain `k` has the descriptors from `k * parts` on.
@@ -219,40 +191,13 @@ fn rewrite_rings(raw: &Raw, wild: &AtomicBool, over: &AtomicBool) {
     }
 }
 
-/// Rewrites headers of all slots: addresses, virtio-net headers, tags.
-fn rewrite_headers(raw: &Raw, macs: [[u8; 6]; 2], over: &AtomicBool) {
-    let [from, to] = macs;
-    let slots = (0..SLOTS).map(|k| raw.area(BUFFERS + k * SLOT_LEN, SLOT_LEN as usize));
-    let slots: Vec<_> = slots.collect();
-    let mut version = 0_u64;
-    while !over.load(Ordering::Relaxed) {
-        version += 1;
-        let dest = if version.is_multiple_of(2) { to } else { from };
-        let [a, b, c, d, e, f] = dest;
-        let word = u64::from_le_bytes([a, b, c, d, e, f, from[0], from[1]]);
-        // Most of them valid: others are not delivered.
-        let valid = version % 8 < 6;
-        let header = HEADERS[(version / 2 % 2) as usize + if valid { 0 } else { 2 }];
-        for slot in &slots {
-            slot.store_u32(LEAD as usize, header.0);
-            slot.store_u64(LEAD as usize + 4, header.1);
-            slot.store_u64(FRAME, word);
-            HEADER_TAGS.iter().for_each(|at| slot.store_u64(FRAME + at, version));
-        }
-    }
-}
-
-/// Rewrites the payload of all slots.
-fn rewrite_payload(raw: &Raw, over: &AtomicBool) {
-    let slots = (0..SLOTS).map(|k| raw.area(BUFFERS + k * SLOT_LEN, SLOT_LEN as usize));
-    let slots: Vec<_> = slots.collect();
-    let mut version = 0_u64;
-    while !over.load(Ordering::Relaxed) {
-        version += 1;
-        for slot in &slots {
-            PAYLOAD_TAGS.iter().for_each(|at| slot.store_u64(FRAME + at, version));
-        }
-    }
+/// Rewrites a virtio-net header.
+fn rewrite_header(slot: &Area, version: u64) {
+    // Most of them valid: others are not delivered.
+    let valid = version % 8 < 6;
+    let header = HEADERS[(version / 2 % 2) as usize + if valid { 0 } else { 2 }];
+    slot.store_u32(LEAD as usize, header.0);
+    slot.store_u64(LEAD as usize + 4, header.1);
 }
 
 /// Another table, or one region more or less, every 10 ms; returns how often, and how many were
@@ -296,13 +241,6 @@ fn swap_tables(raw: &Raw, from: [u8; 6], over: &AtomicBool) -> Result<Tally, Err
     Ok(tally)
 }
 
-/// What the receiver saw.
-#[derive(Default)]
-struct Seen {
-    torn: AtomicU64,
-    mixed: AtomicU64,
-}
-
 /// Sends a frame from the second port; returns whether the switch took it, and so learned the
 /// receiver's address.
 fn announce(raw: &Raw, [from, to]: [[u8; 6]; 2]) -> bool {
@@ -337,7 +275,7 @@ fn receive(raw: &Raw, macs: [[u8; 6]; 2], seen: &Seen, over: &AtomicBool) -> Opt
         for done in used.drain(..) {
             let k = tokens.remove(&done.id)?;
             let frame = raw.area(at(k), RECEIVE_LEN as usize);
-            inspect(&frame, macs, seen);
+            seen.inspect(&frame, 12, macs[0]);
             tokens.insert(rx.add(&[buf(k)])?, k);
         }
         rx.publish();
@@ -345,24 +283,6 @@ fn receive(raw: &Raw, macs: [[u8; 6]; 2], seen: &Seen, over: &AtomicBool) -> Opt
         std::thread::sleep(Duration::from_micros(200));
     }
     Some(())
-}
-
-/// Counts what a received frame shows.
-fn inspect(buffer: &shm::Area, macs: [[u8; 6]; 2], seen: &Seen) {
-    let [from, _] = macs;
-    let byte = |at: usize| buffer.load_u32(12 + at / 4 * 4).to_le_bytes()[at % 4];
-    let mac = |at: usize| std::array::from_fn::<u8, 6, _>(|i| byte(at + i));
-    if mac(6) != from {
-        return;
-    }
-    if mac(0) == from {
-        seen.mixed.fetch_add(1, Ordering::Relaxed);
-    }
-    let tag = |at: usize| (buffer.load_u32(12 + at), buffer.load_u32(16 + at));
-    let differs = |tags: [usize; 2]| tag(tags[0]) != tag(tags[1]);
-    if differs(HEADER_TAGS) || differs(PAYLOAD_TAGS) {
-        seen.torn.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// Threads rewrite rings, headers, payload and the memory table while the switch reads them.
@@ -381,6 +301,8 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
         let other = other.filter(|o| announce(o, [from, to]));
         let macs = [from, if other.is_some() { to } else { attack.peer }];
         prepare(&raw, macs);
+        let areas = (0..SLOTS).map(|k| raw.area(BUFFERS + k * SLOT_LEN, SLOT_LEN as usize));
+        let buffers = Buffers { areas: areas.collect(), at: FRAME };
         let (mut tx, mut rx) = (Driver::new(&raw, TX, 2), Driver::new(&raw, RX, 1));
         let (wild, over, seen) = (AtomicBool::new(false), AtomicBool::new(false), Seen::default());
         let left = attack.until.saturating_duration_since(Instant::now());
@@ -388,8 +310,8 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
         let swaps = std::thread::scope(|scope| {
             let swaps = scope.spawn(|| swap_tables(&raw, from, &over));
             scope.spawn(|| rewrite_rings(&raw, &wild, &over));
-            scope.spawn(|| rewrite_headers(&raw, macs, &over));
-            scope.spawn(|| rewrite_payload(&raw, &over));
+            scope.spawn(|| buffers.rewrite_headers(macs, &over, rewrite_header));
+            scope.spawn(|| buffers.rewrite_payload(&over));
             if let Some(other) = &other {
                 scope.spawn(|| receive(other, macs, &seen, &over));
             }
@@ -408,8 +330,7 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
             swaps.join()
         });
         attack.tally += swaps.unwrap_or_else(|_| Ok(Tally::default()))?;
-        attack.tally.torn += seen.torn.into_inner();
-        attack.tally.mixed += seen.mixed.into_inner();
+        attack.tally += seen.tally();
         // Before the receiver disconnects: frames to it would be flooded.
         raw.request(R::GET_VRING_BASE, state(TX, 0), &[]);
         attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
@@ -419,13 +340,10 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
 
 /// Writes the parts of the frames that stay.
 fn prepare(raw: &Raw, macs: [[u8; 6]; 2]) {
-    let [from, to] = macs;
+    let [from, _] = macs;
     raw.write(BORDER + 12, &[from, from].concat());
     for k in 0..SLOTS {
-        let mut frame = [to, from].concat();
-        // An EtherType for experiments: nothing behind it is parsed.
-        frame.extend([0x88, 0xb5]);
-        frame.resize(FRAME_LEN as usize, 0);
+        let mut frame = race::frame(macs);
         // Of the second part alone, this is the destination.
         frame[HEAD_LEN as usize..HEAD_LEN as usize + 6].copy_from_slice(&from);
         raw.write(BUFFERS + k * SLOT_LEN + FRAME as u64, &frame);

@@ -117,6 +117,12 @@ impl Guest {
         Some(Channel { port: words[1], to_back, _to_front: to_front })
     }
 
+    /// Creates a domain with a vif and all rings connected; `None` if that fails.
+    pub fn connected(dir: &Path) -> Option<Self> {
+        let mut guest = Self::new(dir)?;
+        (guest.offer_rings() && guest.connect()).then_some(guest)
+    }
+
     /// Writes one of our keys; returns whether xenstore accepted it.
     pub fn set(&self, key: &str, value: impl ToString) -> bool {
         self.store.write(&format!("{FRONT}/{key}"), &value.to_string()).is_ok()
@@ -210,8 +216,13 @@ impl Guest {
         let mut bytes = [to, from].concat();
         bytes.extend([8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 17]);
         bytes.resize(60, 0);
-        if let Some(mut seg) = self.mapping.seg_mut(page as usize * 4096, 60) {
-            seg.write(&bytes);
+        self.write(page as usize * 4096, &bytes);
+    }
+
+    /// Writes bytes at an offset of its memory.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        if let Some(mut seg) = self.mapping.seg_mut(at, bytes.len() as u32) {
+            seg.write(bytes);
         }
     }
 

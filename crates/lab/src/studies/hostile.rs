@@ -50,9 +50,12 @@ processes on its CPU delay all guests while an attacker keeps it busy; at realti
 root, what remains is the switch's doing. Case all runs all cases of a ring in turn and reports \
 counts only.";
 
+const CORRUPT: &str = "frames that it got and that were not as sent, and frames that the \
+                       attacker's own receiver got with another address than the one looked up";
+
 const MEASURES: [Measure; 15] = [
     Measure::new("lost", "", Better::Less, "frames that the honest receiver did not get"),
-    Measure::new("corrupt", "", Better::Less, "frames that it got and that were not as sent"),
+    Measure::new("corrupt", "", Better::Less, CORRUPT),
     Measure::new("rate", "1/s", Better::More, "frames that it got"),
     Measure::new("p50", "us", Better::Less, "from ring to program, half of its frames"),
     Measure::new("p99", "us", Better::Less, "the same, 99 % of them"),
@@ -329,6 +332,7 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
     let mut figures = of_pair(&sent, &got);
     figures.extend(of_switch(&switch).map_err(&dead)?);
     figures.extend(of_attacker(&did));
+    *figures.entry("corrupt").or_default() += mixed(&did);
     figures.insert("show", longest.as_secs_f64() * 1e3);
     figures.insert("drops", count.drops("bad", "bad"));
     figures.insert("lines", count.per_second(lines as f64));
@@ -400,6 +404,13 @@ fn of_attacker(did: &Json) -> Figures {
     ])
 }
 
+/// Frames that arrived at the attacker's own receiver with another address than the one that the
+/// switch looked up: it read a header twice.
+pub(super) fn mixed(did: &Json) -> f64 {
+    let cases = did["cases"].as_array().into_iter().flatten();
+    cases.map(|case| number(case, "mixed")).sum()
+}
+
 /// Cases that the attacker could not play at all.
 fn untried(did: &Json) -> Vec<&str> {
     let cases = did["cases"].as_array().into_iter().flatten();
@@ -441,8 +452,9 @@ mod tests {
         let did = json!({"cases": [
             {"case": "silent", "attempts": 0, "connections": 1},
             {"case": "loops", "attempts": 0, "connections": 1},
-            {"case": "rarp", "attempts": 7, "connections": 1},
+            {"case": "rarp", "attempts": 7, "connections": 1, "mixed": 3},
         ]});
+        assert_eq!(mixed(&did), 3.0);
         let figures = of_attacker(&did);
         assert_eq!((figures["attempts"], figures["untried"]), (7.0, 1.0));
     }

@@ -57,7 +57,7 @@ const MEASURES: [Measure; 26] = [
     Measure::new("drops_rules", "", Better::Neither, "dropped: a rule forbade their sender"),
     Measure::new("drops_other", "", Better::Neither, "dropped: other causes, the hostile guest's"),
     Measure::new("mismatch", "", Better::Less, "frames that guests and switch count differently"),
-    Measure::new("corrupt", "", Better::Less, "frames whose payload was not as sent"),
+    Measure::new("corrupt", "", Better::Less, "frames not as sent, or not where looked up"),
     Measure::new("stuck", "", Better::Less, "guests without a frame at the end"),
     Measure::new("added", "", Better::Neither, "ports added and removed"),
     Measure::new("kills", "", Better::Neither, "guests killed and replaced"),

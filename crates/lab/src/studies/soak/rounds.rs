@@ -8,7 +8,7 @@ use api::{PortText, Request};
 use hostile::Ring;
 use serde_json::Value;
 
-use super::super::hostile::loopback;
+use super::super::hostile::{loopback, mixed};
 use super::ledger::Ledger;
 use crate::error::Fail;
 use crate::stage::{
@@ -486,7 +486,7 @@ impl<'a> Rounds<'a> {
 
     /// Waits until the hostile guest ends, and its ports are as before.
     fn end_attack(&mut self, attacker: Gen) -> Result<(), Fail> {
-        attacker.report(START_MAX_S)?;
+        self.tally.corrupt += mixed(&attacker.report(START_MAX_S)?) as u64;
         self.tally.attacks += 1;
         let is_bad = |port: &Value| {
             let name = port["name"].as_str().unwrap_or_default();
