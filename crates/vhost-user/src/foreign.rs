@@ -14,13 +14,15 @@
 //! own port only. Pending descriptors stay charged, so that the port reaches its limit.
 //!
 //! A confined thread of another kind may not start threads ([`os::confine`]). So one of this kind
-//! is started with the process ([`start`]), and another before a call that may block.
+//! is started with the process ([`start`]), and another before a call that may block. The thread
+//! that became idle last is woken first: those that are not needed stay idle, and end.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use switch::account::{Account, Charge, OverLimit};
@@ -144,11 +146,13 @@ struct Lanes {
     /// Lanes with calls but without a thread.
     ready: VecDeque<usize>,
     threads: usize,
+    /// Threads without a call, those woken for one included.
     idle: usize,
+    /// Idle threads that sleep, in the order in which they became idle.
+    asleep: Vec<Thread>,
 }
 
 static LANES: Mutex<Option<Lanes>> = Mutex::new(None);
-static WORK: Condvar = Condvar::new();
 
 fn lanes() -> MutexGuard<'static, Option<Lanes>> {
     LANES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -172,7 +176,9 @@ fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
     if lanes.threads == 0 || lanes.idle < lanes.ready.len() && os::may_spawn() {
         let _ = lanes.add_thread();
     }
-    WORK.notify_one();
+    if let Some(thread) = lanes.asleep.pop() {
+        thread.unpark();
+    }
 }
 
 impl Lanes {
@@ -204,21 +210,9 @@ fn serve() {
         let next = lanes.ready.pop_front();
         let Some((name, lane)) = next.and_then(|name| Some((name, lanes.all.get_mut(&name)?)))
         else {
-            lanes.idle += 1;
-            // The last one waits indefinitely: an idle process makes no system call.
-            let late = if lanes.idle > 1 {
-                let waited = WORK.wait_timeout(guard, IDLE);
-                let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-                guard = woken;
-                waited.timed_out()
-            } else {
-                guard = WORK.wait(guard).unwrap_or_else(PoisonError::into_inner);
-                false
-            };
-            let lanes = guard.get_or_insert_default();
-            lanes.idle -= 1;
-            if late && lanes.ready.is_empty() && lanes.idle > 0 {
-                lanes.threads -= 1;
+            let is_needed;
+            (guard, is_needed) = sleep(guard);
+            if !is_needed {
                 return;
             }
             continue;
@@ -239,6 +233,40 @@ fn serve() {
             } else {
                 lanes.ready.push_back(name);
             }
+        }
+    }
+}
+
+/// Sleeps until this thread is woken for a call, or has been idle for long beside another one that
+/// is; false: it is to end.
+fn sleep(
+    mut guard: MutexGuard<'static, Option<Lanes>>,
+) -> (MutexGuard<'static, Option<Lanes>>, bool) {
+    let me = std::thread::current();
+    let end = Instant::now() + IDLE;
+    let lanes = guard.get_or_insert_default();
+    lanes.idle += 1;
+    lanes.asleep.push(me.clone());
+    loop {
+        // The last one waits indefinitely: an idle process makes no system call.
+        let is_alone = guard.get_or_insert_default().idle == 1;
+        drop(guard);
+        if is_alone {
+            std::thread::park();
+        } else {
+            std::thread::park_timeout(end.saturating_duration_since(Instant::now()));
+        }
+        guard = self::lanes();
+        let lanes = guard.get_or_insert_default();
+        let Some(at) = lanes.asleep.iter().position(|thread| thread.id() == me.id()) else {
+            lanes.idle -= 1;
+            return (guard, true);
+        };
+        if !is_alone && lanes.idle > 1 && Instant::now() >= end {
+            lanes.asleep.remove(at);
+            lanes.idle -= 1;
+            lanes.threads -= 1;
+            return (guard, false);
         }
     }
 }
@@ -302,6 +330,30 @@ mod tests {
         while !done() {
             assert!(Instant::now() < end, "timed out");
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Calls go on, fewer than a thread can serve: the others, started for lanes that blocked, end.
+    #[test]
+    fn threads_that_are_not_needed_end_while_calls_go_on() {
+        const STUCK: usize = 6;
+        let threads = || lanes().as_ref().map_or(0, |lanes| lanes.threads);
+        let ends: Vec<_> = (0..STUCK)
+            .map(|_| {
+                let (end, blocks) = channel::<()>();
+                close(Blocks(blocks), &account(1));
+                end
+            })
+            .collect();
+        wait(|| threads() > STUCK);
+        ends.iter().for_each(|end| end.send(()).unwrap());
+        let (few, until) = (account(1), Instant::now() + PATIENCE);
+        // One serves, one is ready, and one may serve the lane of another test.
+        while threads() > 3 {
+            drop(ForeignFd::new(os::eventfd().unwrap(), &few).unwrap());
+            wait(|| few.descriptors.used() == 0);
+            assert!(Instant::now() < until, "{} threads", threads());
+            std::thread::sleep(IDLE / 20);
         }
     }
 
