@@ -3,6 +3,7 @@
 //! It takes and returns bytes; sockets are handled by `connection`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use os::StateFile;
 
@@ -27,11 +28,28 @@ pub enum Fired {
 }
 
 struct Watch {
-    /// Path as given by the client.
-    name: String,
     /// Absolute or special path.
     path: String,
+    /// Where the path as given by the client begins in it.
+    name_at: usize,
     token: Vec<u8>,
+    /// The event that names its node is pending.
+    is_pending: bool,
+}
+
+impl Watch {
+    /// Path as given by the client.
+    fn name(&self) -> &str {
+        self.path.get(self.name_at..).unwrap_or_default()
+    }
+}
+
+/// A pending event. Most of many are of the first kind, which takes no memory of its own.
+enum Event {
+    /// It names the node of this watch.
+    Watch(u64),
+    /// It names another node: its payload.
+    Change(Arc<[u8]>),
 }
 
 /// State of one client.
@@ -41,10 +59,12 @@ pub struct Session {
     decoder: Decoder,
     /// Bytes to be sent next.
     pub unsent: Vec<u8>,
-    watches: Vec<Watch>,
-    /// Pending events as payloads, in order and without duplicates.
-    pending: VecDeque<Vec<u8>>,
-    is_pending: BTreeSet<Vec<u8>>,
+    /// By number, in the order in which they were registered.
+    watches: BTreeMap<u64, Watch>,
+    next_watch: u64,
+    /// Pending events, in order and without duplicates.
+    pending: VecDeque<Event>,
+    is_pending: BTreeSet<Arc<[u8]>>,
     transactions: BTreeMap<u32, Transaction>,
     next_transaction: u32,
 }
@@ -78,7 +98,8 @@ impl Session {
             limits,
             decoder: Decoder::default(),
             unsent: Vec::new(),
-            watches: Vec::new(),
+            watches: BTreeMap::new(),
+            next_watch: 0,
             pending: VecDeque::new(),
             is_pending: BTreeSet::new(),
             transactions: BTreeMap::new(),
@@ -117,8 +138,18 @@ impl Session {
     /// Appends the next event to the unsent bytes; false: there is none.
     pub fn next_event(&mut self) -> bool {
         let Some(event) = self.pending.pop_front() else { return false };
-        self.is_pending.remove(&event);
-        Message::new(Kind::WatchEvent, 0, 0, event).encode(&mut self.unsent);
+        let payload = match event {
+            Event::Change(payload) => {
+                self.is_pending.remove(&payload);
+                payload.to_vec()
+            }
+            Event::Watch(number) => {
+                let Some(watch) = self.watches.get_mut(&number) else { return true };
+                watch.is_pending = false;
+                payload(watch.name(), &watch.token)
+            }
+        };
+        Message::new(Kind::WatchEvent, 0, 0, payload).encode(&mut self.unsent);
         true
     }
 
@@ -153,24 +184,27 @@ impl Session {
             Fired::Node(change) => (change.path.as_str(), change.exact),
             Fired::Special(name) => (*name, true),
         };
-        let matches = |w: &&Watch| {
+        let matches = |w: &Watch| {
             if exact { w.path == path } else { wire::is_under(path, &w.path) }
         };
         let full = self.pending.len() + elsewhere >= PENDING_MAX;
         let home = self.home();
-        let mut events = Vec::new();
-        for watch in self.watches.iter().filter(matches) {
-            let name = if full || exact {
-                watch.name.as_str()
-            } else if watch.name.starts_with('/') {
+        for (number, watch) in self.watches.iter_mut().filter(|(_, watch)| matches(watch)) {
+            let name = if watch.name().starts_with('/') {
                 path
             } else {
                 path.strip_prefix(home.as_str()).map_or(path, |p| p.trim_start_matches('/'))
             };
-            events.push(event(name, &watch.token));
-        }
-        for event in events {
-            self.post(event);
+            if full || exact || name == watch.name() {
+                if !std::mem::replace(&mut watch.is_pending, true) {
+                    self.pending.push_back(Event::Watch(*number));
+                }
+                continue;
+            }
+            let payload: Arc<[u8]> = payload(name, &watch.token).into();
+            if self.is_pending.insert(Arc::clone(&payload)) {
+                self.pending.push_back(Event::Change(payload));
+            }
         }
     }
 
@@ -178,17 +212,11 @@ impl Session {
         change.readers.iter().any(|perms| perms.access(self.domid).reads())
     }
 
-    fn post(&mut self, event: Vec<u8>) {
-        if self.is_pending.insert(event.clone()) {
-            self.pending.push_back(event);
-        }
-    }
-
     // ---- requests ----
 
     fn serve(&mut self, message: &Message, world: &mut World<'_>) {
         let header = message.header;
-        let watch_before = self.watches.len();
+        let watch_before = self.next_watch;
         let done = match message.kind() {
             Some(kind) => self.request(kind, header.tx_id, &message.payload, world),
             None => Err(Errno::Enosys),
@@ -206,11 +234,11 @@ impl Session {
         let header = wire::Header { kind, len, ..header };
         Message { header, payload }.encode(&mut self.unsent);
         // A new watch fires once, after the reply.
-        if self.watches.len() > watch_before
-            && let Some(watch) = self.watches.last()
+        if self.next_watch > watch_before
+            && let Some(watch) = self.watches.get_mut(&watch_before)
         {
-            let event = event(&watch.name, &watch.token);
-            self.post(event);
+            watch.is_pending = true;
+            self.pending.push_back(Event::Watch(watch_before));
         }
     }
 
@@ -316,26 +344,31 @@ impl Session {
     }
 
     fn watch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (name, path, token) = self.parse_watch(payload)?;
-        if self.watches.iter().any(|w| w.path == path && w.token == token) {
+        let (path, name_at, token) = self.parse_watch(payload)?;
+        if self.watches.values().any(|w| w.path == path && w.token == token) {
             return Err(Errno::Eexist);
         }
         if self.domid != 0 && self.watches.len() >= self.limits.watches {
             return Err(Errno::E2big);
         }
-        self.watches.push(Watch { name, path, token });
+        let watch = Watch { path, name_at, token, is_pending: false };
+        self.watches.insert(self.next_watch, watch);
+        self.next_watch += 1;
         Ok(b"OK\0".to_vec())
     }
 
     fn unwatch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (_, path, token) = self.parse_watch(payload)?;
-        let at = self.watches.iter().position(|w| w.path == path && w.token == token);
-        self.watches.remove(at.ok_or(Errno::Enoent)?);
+        let (path, _, token) = self.parse_watch(payload)?;
+        let is_it = |(_, w): &(&u64, &Watch)| w.path == path && w.token == token;
+        let number = *self.watches.iter().find(is_it).ok_or(Errno::Enoent)?.0;
+        if self.watches.remove(&number).is_some_and(|watch| watch.is_pending) {
+            self.pending.retain(|event| !matches!(event, Event::Watch(n) if *n == number));
+        }
         Ok(b"OK\0".to_vec())
     }
 
-    /// Parses a watch: its path as given, its absolute path, and its token.
-    fn parse_watch(&self, payload: &[u8]) -> Result<(String, String, Vec<u8>), Errno> {
+    /// Parses a watch: its absolute path, where its path as given begins in it, and its token.
+    fn parse_watch(&self, payload: &[u8]) -> Result<(String, usize, Vec<u8>), Errno> {
         let strings = wire::strings(payload).ok_or(Errno::Einval)?;
         let [name, token] = strings[..] else { return Err(Errno::Einval) };
         let special = [b"@introduceDomain".as_slice(), b"@releaseDomain"].contains(&name);
@@ -344,7 +377,8 @@ impl Session {
         if name.len() + token.len() + 2 > PAYLOAD_MAX - wire::ABS_PATH_MAX {
             return Err(Errno::E2big);
         }
-        Ok((text(name)?, path, token.to_vec()))
+        let name_at = path.len() - name.len();
+        Ok((path, name_at, token.to_vec()))
     }
 
     /// Runs a toolstack's request; reserved for domain 0.
@@ -402,7 +436,8 @@ impl Session {
     }
 }
 
-fn event(path: &str, token: &[u8]) -> Vec<u8> {
+/// Payload of an event.
+fn payload(path: &str, token: &[u8]) -> Vec<u8> {
     [path.as_bytes(), &[0], token, &[0]].concat()
 }
 
