@@ -53,6 +53,7 @@ pub use socket::{
 pub use starter::{end_program, open_net_namespace, serve, start_program, start_starter};
 pub use sys::{
     ThreadCounts, inherited, is_read, limit_heaps, refuse_descriptors, signal_event, thread_counts,
+    trim_heaps,
 };
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
 pub use users::{Group, Peer, peer};

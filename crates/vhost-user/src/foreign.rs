@@ -213,6 +213,9 @@ fn serve() {
             let is_needed;
             (guard, is_needed) = sleep(guard);
             if !is_needed {
+                drop(guard);
+                // Guests have ended some time ago; what their queues and regions took is in pieces.
+                os::trim_heaps();
                 return;
             }
             continue;

@@ -293,7 +293,7 @@ impl<'a> Rounds<'a> {
         loop {
             // Each process begins as small as it gets.
             self.rounds(&mut rounds, 0.0)?;
-            let before = self.least();
+            let before = first.map_or_else(|| self.least(), |first| self.settled(&first));
             // What is handed over may not grow either. The first process took over nothing.
             if self.tally.upgrades > 0 {
                 grown.add(first.get_or_insert(before), &before);
