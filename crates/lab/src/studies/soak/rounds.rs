@@ -9,6 +9,7 @@ use hostile::Ring;
 use serde_json::Value;
 
 use super::super::hostile::{loopback, mixed};
+use super::MEMORY_GROWN_MAX;
 use super::ledger::Ledger;
 use crate::error::Fail;
 use crate::stage::{
@@ -345,10 +346,10 @@ impl<'a> Rounds<'a> {
     fn settled(&self, before: &Resources) -> Resources {
         let pid = self.switch.id();
         let mut least = Resources::of(pid);
-        // Connections that ended are closed a little later.
+        // Connections that ended are closed a little later, and memory is given back after that.
         let _ = wait_for("resources", FRAMES_MAX_S, || {
             least = least.least(&Resources::of(pid));
-            Ok(least.is_within(before))
+            Ok(least.is_within(before) && least.memory <= before.memory + MEMORY_GROWN_MAX)
         });
         self.least().least(&least)
     }
