@@ -33,14 +33,22 @@ pub fn thread_counts() -> ThreadCounts {
     ThreadCounts { faults: faults.unsigned_abs(), waits: usage.ru_nvcsw.unsigned_abs() }
 }
 
+/// Bytes from which an allocation is a mapping of its own. Unless set, one that is freed raises it
+/// to its size, and then twice as much stays free at the end of each heap.
+#[cfg(target_env = "gnu")]
+const LARGE: libc::c_int = 128 << 10;
+
 /// Has glibc's allocator make at most so many heaps, before there are threads: it makes one for
 /// each thread, up to eight times the number of CPUs, and keeps what each has used at most. Others
 /// have one heap.
 pub fn limit_heaps(most: usize) {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number of the allocator, under the allocator's own lock.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, libc::c_int::try_from(most).unwrap_or(libc::c_int::MAX));
+    {
+        let most = libc::c_int::try_from(most).unwrap_or(libc::c_int::MAX);
+        for (number, value) in [(libc::M_ARENA_MAX, most), (libc::M_MMAP_THRESHOLD, LARGE)] {
+            // SAFETY: it sets a number of the allocator, under the allocator's own lock.
+            unsafe { libc::mallopt(number, value) };
+        }
     }
     #[cfg(not(target_env = "gnu"))]
     let _ = most;
