@@ -1,4 +1,5 @@
-//! Frames that threads rewrite while a switch copies them, and what their receiver sees of it.
+//! What racing guests of both protocols share: frames that threads rewrite while a switch copies
+//! them, and what their receiver sees of it.
 //!
 //! Each header alternates between the address of the receiver and that of the sender. The switch
 //! delivers only what it looked up, so a frame with the sender's address proves that it read a
@@ -7,15 +8,15 @@
 //! copied.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shm::Area;
 
-use crate::Tally;
+use crate::{Attack, Tally};
 
 /// Longest time with values that let the rings go on, and longest with any values.
-pub const CALM_MAX: Duration = Duration::from_millis(500);
-pub const WILD_MAX: Duration = Duration::from_millis(100);
+const CALM_MAX: Duration = Duration::from_millis(500);
+const WILD_MAX: Duration = Duration::from_millis(100);
 /// Longest wait for the receiver's address to be learned.
 pub const LEARN_MAX: Duration = Duration::from_secs(2);
 
@@ -25,6 +26,24 @@ pub const FRAME_LEN: u32 = 1000;
 /// switch parses, and of two that the thread of payload writes, behind them.
 const HEADER_TAGS: [usize; 2] = [24, 72];
 const PAYLOAD_TAGS: [usize; 2] = [512, 800];
+
+/// Drives the rings of a connection until it ends or its time is over: calls `drive`, which returns
+/// how many requests it made, or `None` once the connection has ended. Sets `wild` once any values
+/// may be written.
+pub fn drive(attack: &mut Attack<'_>, wild: &AtomicBool, mut drive: impl FnMut() -> Option<u64>) {
+    let left = attack.until.saturating_duration_since(Instant::now());
+    let calm = Instant::now() + CALM_MAX.min(left / 2);
+    loop {
+        let now = Instant::now();
+        wild.store(now >= calm, Ordering::Relaxed);
+        let Some(made) = drive() else { return };
+        attack.tally.attempts += made;
+        if !attack.on() || now >= calm + WILD_MAX {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
 
 /// Numbers without a pattern.
 pub struct Random(pub u64);

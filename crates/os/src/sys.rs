@@ -40,7 +40,7 @@ const LARGE: libc::c_int = 128 << 10;
 
 /// Has glibc's allocator make at most so many heaps, before there are threads: it makes one for
 /// each thread, up to eight times the number of CPUs, and keeps what each has used at most. Others
-/// have one heap.
+/// have one heap. And has it map large allocations on their own, whatever was freed before.
 pub fn limit_heaps(most: usize) {
     #[cfg(target_env = "gnu")]
     {

@@ -398,6 +398,7 @@ impl Service {
             // Their connections must not act for the next domain with that number.
             self.connections.retain(|t, c| *t == tag || !c.is_of(domid));
             self.paused.retain(|tag| self.connections.contains_key(tag));
+            // What its watches, events and nodes took is in pieces between those of others.
             os::trim_heaps();
         }
         if let Some(file) = self.file.as_mut().filter(|_| removes) {
@@ -416,14 +417,8 @@ impl Service {
     }
 
     fn remove(&mut self, tag: u64) {
+        self.connections.remove(&tag);
         self.paused.remove(&tag);
-        let Some(connection) = self.connections.remove(&tag) else { return };
-        let domid = connection.domid();
-        drop(connection);
-        if !self.connections.values().any(|other| other.is_of(domid)) {
-            // What the watches and events of a domain took is in pieces between those of others.
-            os::trim_heaps();
-        }
     }
 
     /// Delivers events of changes by domain `by` to clients in this process at once, and queues

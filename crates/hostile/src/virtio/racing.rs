@@ -23,7 +23,7 @@ use super::wire::{
     AVAIL, BUFFERS, FEATURES, GUEST, INDIRECT, LEN, NEXT, RX, Raw, SIZE, TX, USED, USER, WRITE,
     layout, memfd, state, whole,
 };
-use crate::race::{self, Buffers, CALM_MAX, FRAME_LEN, LEARN_MAX, Random, Seen, WILD_MAX};
+use crate::race::{self, Buffers, FRAME_LEN, LEARN_MAX, Random, Seen};
 use crate::{Attack, Error, Tally};
 
 /// Time between two changes of the memory table.
@@ -305,8 +305,6 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
         let buffers = Buffers { areas: areas.collect(), at: FRAME };
         let (mut tx, mut rx) = (Driver::new(&raw, TX, 2), Driver::new(&raw, RX, 1));
         let (wild, over, seen) = (AtomicBool::new(false), AtomicBool::new(false), Seen::default());
-        let left = attack.until.saturating_duration_since(Instant::now());
-        let calm = Instant::now() + CALM_MAX.min(left / 2);
         let swaps = std::thread::scope(|scope| {
             let swaps = scope.spawn(|| swap_tables(&raw, from, &over));
             scope.spawn(|| rewrite_rings(&raw, &wild, &over));
@@ -315,17 +313,12 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
             if let Some(other) = &other {
                 scope.spawn(|| receive(other, macs, &seen, &over));
             }
-            loop {
-                let now = Instant::now();
-                wild.store(now >= calm, Ordering::Relaxed);
-                attack.tally.attempts += tx.drive() + rx.drive();
+            race::drive(attack, &wild, || {
+                let made = tx.drive() + rx.drive();
                 raw.kick();
                 // Its replies are for the thread that changes tables: only the end is noticed.
-                if !attack.on() || now >= calm + WILD_MAX || swaps.is_finished() {
-                    break;
-                }
-                std::thread::yield_now();
-            }
+                (!swaps.is_finished()).then_some(made)
+            });
             over.store(true, Ordering::Relaxed);
             swaps.join()
         });

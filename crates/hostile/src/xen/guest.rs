@@ -120,7 +120,12 @@ impl Guest {
     /// Creates a domain with a vif and all rings connected; `None` if that fails.
     pub fn connected(dir: &Path) -> Option<Self> {
         let mut guest = Self::new(dir)?;
-        (guest.offer_rings() && guest.connect()).then_some(guest)
+        guest.start().then_some(guest)
+    }
+
+    /// Offers all rings and connects; returns whether the back end did.
+    fn start(&mut self) -> bool {
+        self.offer_rings() && self.connect()
     }
 
     /// Writes one of our keys; returns whether xenstore accepted it.
@@ -259,7 +264,7 @@ impl Attack<'_> {
     /// Creates a domain with a vif and all rings connected.
     pub fn vif(&mut self) -> Result<Option<Guest>, Error> {
         while let Some(mut guest) = self.any_domain()? {
-            if guest.offer_rings() && guest.connect() {
+            if guest.start() {
                 self.begin();
                 return Ok(Some(guest));
             }

@@ -9,6 +9,7 @@ use rustix::fs::ftruncate;
 use super::guest::{
     CTRL, DATA, GREF, Guest, PAGES, REQ_PROD, RING_SIZE, RSP_PROD, RX, SLOTS, TX, entry,
 };
+use crate::race::Random;
 use crate::{Attack, Error};
 
 const ANSWERS: Duration = Duration::from_millis(20);
@@ -172,12 +173,9 @@ fn rewritten(attack: &mut Attack<'_>, change: impl Fn(&Guest, u64) + Sync) -> Re
         let guest = &guest;
         let attempts = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut n = 1_u64;
+                let mut random = Random(1);
                 while !over.load(Ordering::Relaxed) {
-                    n = n
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1_442_695_040_888_963);
-                    change(guest, n >> 16);
+                    change(guest, random.next());
                 }
             });
             let area = guest.area(TX);

@@ -18,7 +18,7 @@ use shm::Area;
 use super::guest::{
     CTRL, DATA, GREF, Guest, PAGES, REQ_PROD, RING_SIZE, RSP_PROD, RX, SLOTS, TX, entry,
 };
-use crate::race::{self, Buffers, CALM_MAX, FRAME_LEN, LEARN_MAX, Random, Seen, WILD_MAX};
+use crate::race::{self, Buffers, FRAME_LEN, LEARN_MAX, Random, Seen};
 use crate::{Attack, Error};
 
 /// Requests that are published at a time.
@@ -200,8 +200,6 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
         let areas = (DATA..RECEIVE).map(|page| guest.area(page as usize)).collect();
         let buffers = Buffers { areas, at: 0 };
         let (wild, over, seen) = (AtomicBool::new(false), AtomicBool::new(false), Seen::default());
-        let left = attack.until.saturating_duration_since(Instant::now());
-        let calm = Instant::now() + CALM_MAX.min(left / 2);
         let swaps = std::thread::scope(|scope| {
             let swaps = scope.spawn(|| swap_grants(&guest, &over));
             scope.spawn(|| rewrite_rings(&guest, &wild, &over));
@@ -212,21 +210,16 @@ pub fn racing(attack: &mut Attack<'_>) -> Result<(), Error> {
             }
             let (mut tx, mut rx) = (Driver::new(&guest, TX), Driver::new(&guest, RX));
             let mut check = Instant::now();
-            loop {
+            race::drive(attack, &wild, || {
                 let now = Instant::now();
-                wild.store(now >= calm, Ordering::Relaxed);
-                attack.tally.attempts += tx.drive() + rx.drive();
-                if !attack.on() || now >= calm + WILD_MAX {
-                    break;
-                }
                 if now >= check {
-                    if guest.is_disconnected() {
-                        break;
-                    }
                     check = now + CHECK_EVERY;
+                    if guest.is_disconnected() {
+                        return None;
+                    }
                 }
-                std::thread::yield_now();
-            }
+                Some(tx.drive() + rx.drive())
+            });
             over.store(true, Ordering::Relaxed);
             swaps.join().unwrap_or(0)
         });
