@@ -104,9 +104,9 @@ class Stream:
 
     GAP_MAX_S = 90  # a sender whose attempts were all lost tries again after 51 s, and after 102 s
 
-    def __init__(self, sender, address, what):
+    def __init__(self, sender, address, what, options=""):
         self.sender, self.what = sender, what
-        sender.must(f"iperf3 -f m -i 1 --forceflush -c {address} -t 600 > /tmp/tcp 2>&1 & echo $! > /run/tcp")
+        sender.must(f"iperf3 -f m -i 1 --forceflush -c {address} -t 600 {options} > /tmp/tcp 2>&1 & echo $! > /run/tcp")
         self.wait(2)
 
     def rates(self):
