@@ -49,6 +49,10 @@ class Agent:
         self._socket.connect(path)
         r.undo(self._socket.close)
 
+    def close(self):
+        """For another agent at the same socket: it serves one at a time."""
+        self._socket.close()
+
     def wait_ready(self, timeout_s=60):
         """Waits until the machine has booted, also after a reboot."""
         self._read_until(b"READY\n", timeout_s)

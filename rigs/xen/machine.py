@@ -333,6 +333,11 @@ class Guest(agent.Agent):
         self.machine.must(f"xl create /tmp/{self.name}.cfg", timeout_s=120)
         return self.join()
 
+    def destroy(self):
+        """Ends it at once; another guest may have its name then."""
+        self.machine.run(f"xl destroy {self.name}", timeout_s=60)
+        self.close()
+
     def join(self):
         """Joins the console of a new domain to our socket."""
         self.machine.must(f"relay {self.name}", timeout_s=60)

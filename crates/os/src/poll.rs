@@ -100,6 +100,15 @@ impl Epoll {
         Ok(epoll::add(&self.0, fd, data, epoll::EventFlags::IN)?)
     }
 
+    /// Adds `fd`, to be reported as `tag` when it is writable.
+    ///
+    /// # Errors
+    /// Errors of the system call.
+    pub fn add_writable(&self, fd: BorrowedFd<'_>, tag: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(tag);
+        Ok(epoll::add(&self.0, fd, data, epoll::EventFlags::OUT)?)
+    }
+
     /// Adds `fd`, edge-triggered: it is reported as `tag` once for each time that it becomes
     /// readable, without being read.
     ///

@@ -9,7 +9,9 @@
 //! Each queue has a socket and a UMEM of its own, a part of one memfd, so that another process can
 //! take all of it over. Some chunks are for receiving, and pass from the fill ring to the RX ring
 //! and back; the others are for sending, and pass from a list to the TX ring, and back by the
-//! completion ring. So the two directions share nothing but the socket.
+//! completion ring. So the two directions share nothing but the socket; in copy mode not even that:
+//! frames are sent by a second one, with the same UMEM, fill ring and completion ring. The kernel
+//! calls the waiters of a socket for each frame that it has sent, and the first socket has some.
 
 mod egress;
 mod error;
@@ -32,9 +34,9 @@ use rustix::net::sockopt::{
     set_xdp_umem_fill_ring_size, set_xdp_umem_reg, xdp_mmap_offsets, xdp_options, xdp_statistics,
 };
 use rustix::net::xdp::{
-    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
-    XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpMmapOffsets, XdpOptionsFlags,
-    XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_PGOFF_RX_RING,
+    XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpMmapOffsets,
+    XdpOptionsFlags, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shm::{Access, Area, MapError, Mapping, Seg, SegMut};
@@ -123,6 +125,8 @@ pub struct XdpShape {
 pub struct XdpHanded<Fd> {
     /// One for each queue.
     pub sockets: Vec<Fd>,
+    /// One more for each, which sends; none: `sockets` send, too.
+    pub senders: Vec<Fd>,
     /// The memory of all frames.
     pub memory: Fd,
     /// The map by which the program finds the sockets.
@@ -131,6 +135,13 @@ pub struct XdpHanded<Fd> {
     pub link: Option<Fd>,
     /// A socket that knows the interface's state.
     pub watcher: Fd,
+}
+
+impl<Fd> XdpHanded<Fd> {
+    /// The socket that sends the frames of a queue.
+    fn sender(&self, queue: usize) -> &Fd {
+        self.senders.get(queue).unwrap_or(&self.sockets[queue])
+    }
 }
 
 /// Open AF_XDP sockets of an interface.
@@ -184,6 +195,7 @@ impl Xdp {
     pub fn adopt(handed: XdpHanded<OwnedFd>, shape: XdpShape) -> Result<Self, XdpError> {
         let fds = XdpHanded {
             sockets: handed.sockets.into_iter().map(Arc::new).collect(),
+            senders: handed.senders.into_iter().map(Arc::new).collect(),
             memory: Arc::new(handed.memory),
             map: Arc::new(handed.map),
             link: handed.link.map(Arc::new),
@@ -195,9 +207,9 @@ impl Xdp {
         }
         let mapping = map(fds.memory.as_fd(), fds.sockets.len(), shape.chunk_len);
         let is_removed = packet_link(fds.watcher.as_fd()) == PacketLink::Removed;
-        let rings = fds.sockets.iter().map(|socket| match is_removed {
+        let rings = (0..fds.sockets.len()).map(|queue| match is_removed {
             true => Rings::unused(),
-            false => Rings::map(socket.as_fd()),
+            false => Rings::map(fds.sockets[queue].as_fd())?.sent_by(fds.sender(queue).as_fd()),
         });
         let rings = rings.collect::<io::Result<_>>().map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => XdpError::OldKernel,
@@ -228,7 +240,7 @@ impl Xdp {
     /// # Errors
     /// Out of descriptors.
     pub fn egress(&self, queue: usize, stats: Arc<EgressStats>) -> io::Result<XdpEgress> {
-        let (socket, rings) = (Arc::clone(&self.fds.sockets[queue]), &self.rings[queue]);
+        let (socket, rings) = (Arc::clone(self.fds.sender(queue)), &self.rings[queue]);
         let tx = Producer::new(rings.tx.0.clone(), rings.tx.1, TX_ENTRIES);
         let (area, at) = &rings.completion;
         let completion = Consumer::new(area.clone(), *at, TX_CHUNKS);
@@ -346,6 +358,14 @@ impl Rings {
         Self::of(at, |offset, bytes| Mapping::exact(socket, offset, bytes, Access::Write))
     }
 
+    /// With the TX ring of this socket in place of the first one's; mapped likewise.
+    fn sent_by(mut self, sender: BorrowedFd<'_>) -> io::Result<Self> {
+        let at = xdp_mmap_offsets(sender)?.tx;
+        let map = |offset, bytes| Mapping::exact(sender, offset, bytes, Access::Write);
+        self.tx = area(map, XDP_PGOFF_TX_RING, at, TX_ENTRIES, DESC_LEN)?;
+        Ok(self)
+    }
+
     /// In place of those of a socket that works no more: nothing comes, and nothing is sent.
     fn unused() -> io::Result<Self> {
         let at = XdpRingOffset { producer: 0, consumer: 64, desc: 128, flags: None };
@@ -357,26 +377,34 @@ impl Rings {
         at: XdpMmapOffsets,
         map: impl Fn(u64, u64) -> Result<Mapping, MapError>,
     ) -> io::Result<Self> {
-        let area = |offset: u64, at: XdpRingOffset, len: u32, entry_len: usize| {
-            let bytes = ring::bytes(&at, len, entry_len);
-            let mapping = map(offset, bytes).map_err(|error| match error {
-                MapError::Os(error) => error,
-                error => io::Error::other(error.to_string()),
-            })?;
-            let area = Area::of(&Arc::new(mapping), 0, bytes as usize);
-            Ok::<_, io::Error>((area.expect("it is writable, and begins with a page"), at))
-        };
         Ok(Self {
-            rx: area(XDP_PGOFF_RX_RING, at.rx, RX_CHUNKS, DESC_LEN)?,
-            fill: area(XDP_UMEM_PGOFF_FILL_RING, at.fr, FILL_ENTRIES, ADDRESS_LEN)?,
-            tx: area(XDP_PGOFF_TX_RING, at.tx, TX_ENTRIES, DESC_LEN)?,
-            completion: area(XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, TX_CHUNKS, ADDRESS_LEN)?,
+            rx: area(&map, XDP_PGOFF_RX_RING, at.rx, RX_CHUNKS, DESC_LEN)?,
+            fill: area(&map, XDP_UMEM_PGOFF_FILL_RING, at.fr, FILL_ENTRIES, ADDRESS_LEN)?,
+            tx: area(&map, XDP_PGOFF_TX_RING, at.tx, TX_ENTRIES, DESC_LEN)?,
+            completion: area(&map, XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, TX_CHUNKS, ADDRESS_LEN)?,
         })
     }
 
     fn fill(&self) -> Producer {
         Producer::new(self.fill.0.clone(), self.fill.1, FILL_ENTRIES)
     }
+}
+
+/// The `len` entries of a ring at an offset of its socket, and where words are in them.
+fn area(
+    map: impl Fn(u64, u64) -> Result<Mapping, MapError>,
+    offset: u64,
+    at: XdpRingOffset,
+    len: u32,
+    entry_len: usize,
+) -> io::Result<(Area, XdpRingOffset)> {
+    let bytes = ring::bytes(&at, len, entry_len);
+    let mapping = map(offset, bytes).map_err(|error| match error {
+        MapError::Os(error) => error,
+        error => io::Error::other(error.to_string()),
+    })?;
+    let area = Area::of(&Arc::new(mapping), 0, bytes as usize);
+    Ok((area.expect("it is writable, and begins with a page"), at))
 }
 
 /// A queue's part of the memory of frames: first the chunks to receive in, then those to send from.
@@ -477,9 +505,20 @@ fn open_here(options: &XdpOptions, blocked: bool) -> Result<(Xdp, Vec<String>), 
                 .map_err(|error| map_error(error, options, queue))?;
         }
     }
+    let mut senders = Vec::new();
+    if !shape.is_zero_copy {
+        let shared = (0..).zip(&sockets).zip(rings);
+        let second = shared.map(|((queue, socket), rings)| {
+            let (sender, rings) = sender(socket.as_fd(), rings, name, ifindex, queue)?;
+            senders.push(Arc::new(sender));
+            Ok(rings)
+        });
+        rings = second.collect::<Result<_, XdpError>>()?;
+    }
     let notes = notes(watcher.as_fd(), options, known, &shape);
     let fds = XdpHanded {
         sockets: sockets.into_iter().map(Arc::new).collect(),
+        senders,
         memory: Arc::new(memory),
         map: Arc::new(map),
         link,
@@ -631,6 +670,26 @@ fn bind(
             os(what)(error.into())
         }
     })
+}
+
+/// A second socket for a queue, which sends from the memory of the first.
+fn sender(
+    socket: BorrowedFd<'_>,
+    rings: Rings,
+    name: &str,
+    ifindex: u32,
+    queue: u32,
+) -> Result<(OwnedFd, Rings), XdpError> {
+    let what = || format!("set up a second AF_XDP socket on queue {queue} of interface `{name}`");
+    let sender = self::socket(name)?;
+    set_xdp_tx_ring_size(&sender, TX_ENTRIES).map_err(|error| os(what)(error.into()))?;
+    sys::set_send_bytes(sender.as_fd(), SEND_BYTES);
+    let rings = rings.sent_by(sender.as_fd()).map_err(os(what))?;
+    // All other properties are those of the first.
+    let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, ifindex, queue);
+    let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: socket };
+    rustix::net::bind(&sender, &address).map_err(|error| os(what)(error.into()))?;
+    Ok((sender, rings))
 }
 
 /// What is unusual, and what the interface does to frames before they are here.

@@ -133,6 +133,7 @@ fn handed(xdp: &Xdp) -> XdpHanded<OwnedFd> {
     let of = xdp.descriptors();
     XdpHanded {
         sockets: of.sockets.iter().map(dup).collect(),
+        senders: of.senders.iter().map(dup).collect(),
         memory: dup(&of.memory),
         map: dup(&of.map),
         link: of.link.as_ref().map(dup),
@@ -363,6 +364,27 @@ fn next_process_goes_on_where_this_one_stopped() {
     // What another process claims is checked.
     after.egress.resume(&[0, 0, 7, 1024, u32::MAX]);
     assert_eq!(after.egress.free(), [0, 7]);
+}
+
+#[test]
+fn process_whose_sockets_did_both_is_taken_over() {
+    let Some(wire) = Wire::new() else { return };
+    let xdp = open(&wire.ours, "v0");
+    let mut handed = handed(&xdp);
+    assert_eq!(handed.senders.len(), 1, "copy mode");
+    handed.senders.clear();
+    let next = Xdp::adopt(handed, *xdp.shape()).unwrap();
+    drop(xdp);
+    let mut port = port(&next, 0);
+    let socket = wire.socket("10.9.0.1:4000");
+    for sent in 0..3000_u32 {
+        port.put(&[udp_frame(&sent.to_be_bytes())]);
+        let mut buffer = [0; 64];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
+        assert_eq!(buffer[..4], sent.to_be_bytes());
+        socket.send_to(&buffer[..4], "10.9.0.2:4000").unwrap();
+        assert_eq!(number(&port.receive(1)[0]), sent);
+    }
 }
 
 #[test]

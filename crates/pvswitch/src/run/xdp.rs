@@ -42,6 +42,9 @@ pub(super) struct XdpPort {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct XdpOffer {
     sockets: Vec<u32>,
+    /// None with zero-copy, and from a process that had none.
+    #[serde(default)]
+    senders: Vec<u32>,
     memory: u32,
     map: u32,
     link: Option<u32>,
@@ -67,8 +70,11 @@ impl XdpOffer {
         &self,
         fds: &mut Descriptors,
     ) -> Result<(XdpHanded<OwnedFd>, XdpShape), ImportError> {
+        let mut take =
+            |all: &[u32]| -> Result<_, _> { all.iter().map(|at| fds.take(*at)).collect() };
         let handed = XdpHanded {
-            sockets: self.sockets.iter().map(|at| fds.take(*at)).collect::<Result<_, _>>()?,
+            sockets: take(&self.sockets)?,
+            senders: take(&self.senders)?,
             memory: fds.take(self.memory)?,
             map: fds.take(self.map)?,
             link: self.link.map(|at| fds.take(at)).transpose()?,
@@ -93,6 +99,7 @@ impl XdpPort {
         let (of, shape) = (self.xdp.descriptors(), self.xdp.shape());
         XdpOffer {
             sockets: of.sockets.iter().map(|fd| export_fd(fds, fd.as_fd())).collect(),
+            senders: of.senders.iter().map(|fd| export_fd(fds, fd.as_fd())).collect(),
             memory: export_fd(fds, of.memory.as_fd()),
             map: export_fd(fds, of.map.as_fd()),
             link: of.link.as_ref().map(|fd| export_fd(fds, fd.as_fd())),

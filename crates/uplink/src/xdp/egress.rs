@@ -63,7 +63,7 @@ impl XdpEgress {
         stats: Arc<EgressStats>,
     ) -> io::Result<Self> {
         let room = match shape.is_zero_copy {
-            false => Some(Room::new(Arc::clone(&socket) as Socket)?),
+            false => Some(Room::of_sender(Arc::clone(&socket) as Socket)?),
             true => None,
         };
         Ok(Self {
@@ -302,7 +302,8 @@ impl Egress for XdpEgress {
         self.is_awaited = true;
         self.request_room();
         self.reclaim();
-        self.free.is_empty()
+        // If nothing will notify of room, the worker polls.
+        self.free.is_empty() && self.room.as_ref().is_some_and(Room::is_requested)
     }
 
     fn disarm(&mut self) {
