@@ -137,6 +137,51 @@ def unpack_packages(packages, into):
     return into
 
 
+def newer_kernel(release, at_least, into):
+    """Unpacks below `into` the newest cloud kernel of another Debian release, of at least that version, without
+    installing; from the mirror that this system has. Returns the folder. No root needed."""
+    into = Path(into)
+    stamp = into / ".packages"
+    if stamp.exists():
+        return into
+    missing = f"a kernel of {'.'.join(map(str, at_least))} or later, from Debian's {release}"
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        raise Skip(f"{missing}; use a Debian system")
+    targets = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian"], check=False).stdout.split()
+    if not targets:
+        raise Skip(f"{missing}; this system has no mirror of Debian")
+    print(f"fetching a kernel of {release} ...", flush=True)
+    shutil.rmtree(into, ignore_errors=True)
+    lists, debs = into / ".lists", into / ".debs"
+    for folder in (lists / "partial", debs / "partial"):
+        folder.mkdir(parents=True)
+    source = into / "apt.list"
+    source.write_text(f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {targets[0]} {release} main\n")
+    options = ["APT::Sandbox::User=root", f"Dir::Etc::sourcelist={source}", "Dir::Etc::sourceparts=/dev/null",
+               "Dir::Etc::preferencesparts=/dev/null", f"Dir::State::Lists={lists}", f"Dir::Cache={debs}"]  # fmt: skip
+    words = [word for option in options for word in ("-o", option)]
+    done = run(["apt-get", *words, "update", "-q"], check=False)
+    known = run(["apt-cache", *words, "dumpavail"], check=False).stdout
+    found = {}
+    for block in known.split("\n\n"):
+        version = re.search(r"^Package: linux-image-(\d+)\.(\d+)\.(\d+)\S*-cloud-amd64$", block, re.MULTILINE)
+        size = re.search(r"^Size: (\d+)$", block, re.MULTILINE)
+        # One of a few kilobytes only names others.
+        if version and size and int(size[1]) > 1e6 and tuple(map(int, version.groups())) >= at_least:
+            found[tuple(map(int, version.groups()))] = re.search(r"^Package: (\S+)$", block, re.MULTILINE)[1]
+    if not found:
+        raise Skip(f"{missing}; apt-get said: {last_line(done.stderr) or 'nothing'}")
+    done = run(["apt-get", *words, "download", "-q", found[max(found)]], cwd=debs, check=False, timeout_s=600)
+    for deb in debs.glob("*.deb"):
+        run(["dpkg", "-x", deb, into])
+        stamp.write_text(deb.name)
+    shutil.rmtree(debs)
+    shutil.rmtree(lists)
+    if not stamp.exists():
+        raise Skip(f"{missing}; apt-get said: {last_line(done.stderr)}")
+    return into
+
+
 def dependency(package, pattern):
     """The first dependency of a package whose name matches: the real kernel behind linux-image-amd64."""
     for attempt in ("as is", "after an update of the package lists"):

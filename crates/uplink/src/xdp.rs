@@ -662,6 +662,10 @@ fn bind(
     rustix::net::bind(socket, &address).map_err(|error| match error {
         Errno::BUSY => XdpError::QueueBusy { name: name.into(), queue },
         Errno::OPNOTSUPP if mode == XdpMode::ZeroCopy => XdpError::NoZeroCopy { name: name.into() },
+        // virtio-net without `iommu_platform=on`.
+        Errno::INVAL if mode == XdpMode::ZeroCopy && queue == 0 => {
+            XdpError::NoZeroCopy { name: name.into() }
+        }
         Errno::INVAL if queue > 0 => {
             XdpError::TooManyQueues { name: name.into(), wanted: queue + 1, given: queue }
         }

@@ -133,7 +133,8 @@ impl fmt::Display for XdpError {
             Self::NoZeroCopy { name } => write!(
                 f,
                 "the driver of interface `{name}` has no zero-copy for this program: set \
-                 mode=auto, or mode=copy"
+                 mode=auto, or mode=copy (a virtio-net card has it from Linux 6.13 on, with \
+                 iommu_platform=on)"
             ),
             Self::NoMemory { name, bytes } => write!(
                 f,
