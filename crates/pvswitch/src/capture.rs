@@ -35,7 +35,8 @@ pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> std::io::Resu
     client.set_nonblocking(false)?;
     let (sink, frames) = sync_channel(QUEUE_FRAMES);
     let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let epoch_ns = (wall_ns - clock.elapsed().as_nanos()) as u64;
+    // Without a battery the wall clock may show less than the time since the start.
+    let epoch_ns = wall_ns.saturating_sub(clock.elapsed().as_nanos()) as u64;
     let lost_before = port.mirror.lost.load(Ordering::Relaxed);
     port.mirror.set(Some(sink));
     let mirrored = Arc::clone(&port);

@@ -336,12 +336,11 @@ unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         unsafe { std::ptr::copy(src, dst, len) };
         return;
     }
-    let mut at = 0;
-    while at + 16 <= len {
-        // SAFETY: `at + 16 <= len`.
-        unsafe { move_one::<[u64; 2]>(dst, src, at) };
-        at += 16;
+    for block in 0..len >> 4 {
+        // SAFETY: whole blocks of 16 bytes.
+        unsafe { move_one::<[u64; 2]>(dst, src, block << 4) };
     }
+    let mut at = len & !15;
     if len & 8 != 0 {
         // SAFETY: 8 of the fewer than 16 bytes left.
         unsafe { move_one::<u64>(dst, src, at) };

@@ -390,10 +390,11 @@ impl<'m> Burst<'m> {
 /// Copies the first bytes of a frame.
 #[inline]
 fn read_head(segs: &[Seg<'_>], head: &mut [u8; HEAD_LEN]) {
-    let mut at = 0;
+    let mut rest = &mut head[..];
     for seg in segs {
-        at += seg.read(&mut head[at..]);
-        if at == HEAD_LEN {
+        let read = seg.read(rest);
+        rest = &mut rest[read..];
+        if rest.is_empty() {
             break;
         }
     }

@@ -380,7 +380,8 @@ impl Host {
                 let to_front = Arc::new(os::eventfd().ok()?);
                 let to_back = Arc::new(os::eventfd().ok()?);
                 let port = front.next_port;
-                front.next_port += 1;
+                // It may allocate and close them indefinitely; none has another one's number.
+                front.next_port = port.checked_add(1)?;
                 let fds = [Arc::clone(&to_front), Arc::clone(&to_back)];
                 front.ports.insert(port, Port { to_front, to_back, bound: Arc::default() });
                 drop(guest);

@@ -117,6 +117,29 @@ fn front_end_with_invalid_state_is_disconnected() {
     assert!(Back::import(&dir, BackState::default(), Vec::new()).is_err());
 }
 
+#[test]
+fn front_end_that_used_all_numbers_of_channels_is_disconnected() {
+    let dir = dir();
+    let old = Back::open(&dir, &os::Permissions::OWNER).unwrap();
+    let front = Front::open(&dir).unwrap();
+    old.pause();
+    let (state, fds) = old.export();
+    let mut state = serde_json::to_value(&state).unwrap();
+    state["guest"]["next_port"] = (u32::MAX - 1).into();
+    let fds = fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    std::mem::forget(old);
+    let new = Back::import(&dir, serde_json::from_value(state).unwrap(), fds).unwrap();
+    new.resume().unwrap();
+    let (port, _channel) = front.channel(0).unwrap();
+    assert_eq!(port, u32::MAX - 1);
+    assert!(front.channel(0).is_err());
+    // It alone.
+    drop(front);
+    let bs = host::Back::store(&new).unwrap();
+    bs.write("/local/domain/0/backend/vif/1/0/state", "6").unwrap();
+    eventually("the next front end", || Front::open(&dir).is_ok());
+}
+
 /// A queue with its front half.
 struct Guest {
     tx: FrontTx,
