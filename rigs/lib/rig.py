@@ -706,6 +706,13 @@ def median_interval(values):
     return medians[249], medians[9749]
 
 
+def ratio_words(ratios):
+    """The median of pairs, with its 95 % interval from five pairs on, else with the least and the greatest."""
+    low, high = median_interval(ratios) or (min(ratios), max(ratios))
+    of = "" if median_interval(ratios) else "range "
+    return f"{statistics.median(ratios):.2f} ({of}{low:.2f}-{high:.2f})"
+
+
 # ---------------------------------------------------------------- the rig itself
 
 

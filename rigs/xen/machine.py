@@ -35,6 +35,7 @@ XEN_MITIGATIONS = "xpti=no spec-ctrl=no"
 CLOCKS = {
     "host": ["-accel", "tcg,thread=multi,tb-size=256"],
     "instructions": ["-accel", "tcg,thread=single,tb-size=256", "-icount", "shift=3,sleep=off"],
+    "fast": ["-accel", "tcg,thread=single,tb-size=256", "-icount", "shift=0,sleep=off"],
 }
 
 # Without AVX: with the vector registers of `-cpu max` two domains mix theirs up. Without SMAP: dom0 does not boot with

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 
 use crate::grant::{self, Domain};
 use crate::mapping::Mapping;
+use crate::sync::{Ordering, compiler_fence};
 
 /// Readable bytes of a guest's memory or private memory. Lives as long as its memory table.
 #[derive(Clone, Copy)]
@@ -116,6 +117,9 @@ impl<'m> Seg<'m> {
     /// Copies the first bytes out; returns their number: the smaller of the two lengths, or 0 if
     /// granted bytes cannot be read. Granted bytes cost a hypercall; [`Copies`](crate::Copies)
     /// batches them.
+    ///
+    /// No later read of `out` is one of the guest's memory: the compiler may not repeat the copy's
+    /// reads in place of it.
     #[inline]
     pub fn read(self, out: &mut [u8]) -> usize {
         if self.grant != 0 {
@@ -124,15 +128,21 @@ impl<'m> Seg<'m> {
         let n = out.len().min(self.len as usize);
         // SAFETY: both sides have `n` bytes, and `out` is private, so they do not overlap.
         unsafe { copy(out.as_mut_ptr(), self.at.as_ptr(), n) };
+        compiler_fence(Ordering::SeqCst);
         n
     }
 
-    /// Reads the first `N` bytes; `None` if there are fewer, or if they are granted.
+    /// Reads the first `N` bytes, once as [`read`](Self::read) does; `None` if there are fewer, or
+    /// if they are granted.
     #[inline]
     pub fn first<const N: usize>(self) -> Option<[u8; N]> {
         let mapped = self.len as usize >= N && self.grant == 0;
-        // SAFETY: `N` bytes are readable; an array of bytes has no alignment.
-        mapped.then(|| unsafe { self.at.cast::<[u8; N]>().read() })
+        mapped.then(|| {
+            // SAFETY: `N` bytes are readable; an array of bytes has no alignment.
+            let bytes = unsafe { self.at.cast::<[u8; N]>().read() };
+            compiler_fence(Ordering::SeqCst);
+            bytes
+        })
     }
 
     /// Prefetches the first two cache lines: drivers end the header at a line's end, so that the
@@ -326,7 +336,8 @@ const INLINE_MAX: usize = 128;
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `len` bytes. Contents may change during the copy; the
-/// result is then any mixture, and the caller must not fetch the source again to interpret it.
+/// result is then any mixture, and the caller must not fetch the source again to interpret it. Nor
+/// may the compiler: a caller that interprets the result has a [`compiler_fence`] after the copy.
 // JUSTIFICATION: a call into memcpy costs more than the copy for 64-byte frames (bench `forward`).
 #[inline(always)]
 unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {

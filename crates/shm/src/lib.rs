@@ -44,7 +44,7 @@ pub use guard::{mappings_lost, prepare};
 /// Atomics and fences: the standard ones, or loom's under `cfg(loom)`.
 pub mod sync {
     /// Keeps the compiler from moving memory accesses across it: for the order in which a killed
-    /// thread's stores stay behind.
+    /// thread's stores stay behind, and so that it reads memory of a guest no second time.
     pub use std::sync::atomic::compiler_fence;
 
     #[cfg(loom)]
