@@ -180,15 +180,18 @@ fn pages_of_large_memory_are_marked_in_turns() {
     };
     let (mut now, mut turns, mut replied) = (Instant::START, 0, 0);
     while let Turn::Rest(until) = connection.on_readable_at(now).unwrap() {
-        turns += 1;
         replied += replies();
-        // Where the machine is slow, it rests before that message, too.
-        assert!(replied <= 1, "in turn {turns}: only that of SET_LOG_BASE");
-        assert_eq!(connection.backend().is_marking(), replied == 1);
-        assert!(marked() < SIZE / 4096);
+        // Where the machine is slow, it rests before SET_LOG_BASE and after the last step, too.
+        if connection.backend().is_marking() {
+            turns += 1;
+            assert_eq!(replied, 1, "in turn {turns}: only that of SET_LOG_BASE");
+            assert!(marked() < SIZE / 4096);
+        } else {
+            assert!(replied == 0 || marked() == SIZE / 4096);
+        }
         now = until;
     }
-    assert!(turns >= 4, "{turns}");
+    assert!(turns >= 3, "{turns}");
     assert_eq!((replied + replies(), marked()), (2, SIZE / 4096));
     // Nine messages, and each step as one more. Some turns are only rests after long steps.
     assert!(connection.backend().account().messages.spent() >= 9 + 4, "steps are charged");
