@@ -208,6 +208,15 @@ def need_hugepages(count):
         raise Skip(f"{count} hugepages, the kernel gave {got}; free memory or set vm.nr_hugepages at boot")
 
 
+def reserve_hugepages(r, count):
+    """The same until the rig ends."""
+    setting = Path("/proc/sys/vm/nr_hugepages")
+    if setting.exists():
+        before = setting.read_text()
+        r.undo(lambda: setting.write_text(before))
+    need_hugepages(count)
+
+
 def find_pvswitch(given):
     """The program under test: the path given, or the release build of this tree, built when absent."""
     if given:
