@@ -21,6 +21,7 @@ Exit status: 0 passed, 1 failed, 2 misused, 77 skipped (the last line then says 
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import functools
 import http.client
 import json
@@ -102,6 +103,16 @@ def need_packages(packages):
         if attempt == "as is":
             subprocess.run(["apt-get", "update", "-q"], capture_output=True)
     raise Skip(f"{by_hand} (apt-get said: {last_line(done.stderr)})")
+
+
+@contextlib.contextmanager
+def cache(name):
+    """The folder of that name for what is fetched and built once, held against other rigs until the block ends."""
+    folder = CACHE / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 def unpack_packages(packages, into):
@@ -200,10 +211,18 @@ def need_hugepages(count):
     setting = Path("/proc/sys/vm/nr_hugepages")
     if not setting.exists():
         raise Skip("a kernel with hugepages (CONFIG_HUGETLBFS)")
-    if int(setting.read_text()) < count:
+    if (got := int(setting.read_text())) < count:
         need_root("reserve hugepages")
+    for _ in range(5):
+        if got >= count:
+            return
         setting.write_text(str(count))
-    got = int(setting.read_text())
+        got = int(setting.read_text())
+        # Free memory may be in pieces, or be the page cache.
+        for request in ("drop_caches", "compact_memory"):
+            path = setting.parent / request
+            if got < count and path.exists():
+                path.write_text("1")
     if got < count:
         raise Skip(f"{count} hugepages, the kernel gave {got}; free memory or set vm.nr_hugepages at boot")
 

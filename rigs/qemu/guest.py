@@ -60,8 +60,12 @@ FEATURES = {
 
 def build_image():
     """Builds the guest's kernel and initramfs, or finds them in the cache; returns both paths."""
+    with rig.cache("qemu-guest") as cache:
+        return build_image_in(cache)
+
+
+def build_image_in(cache):
     kernel_package = rig.dependency("linux-image-amd64", r"linux-image-.*")
-    cache = rig.CACHE / "qemu-guest"
     kernel_root = rig.unpack_packages([kernel_package], cache / "kernel")
     user_root = rig.unpack_packages(IMAGE_PACKAGES, cache / "user")
     kernel = cache / "vmlinux"

@@ -200,8 +200,12 @@ def pack(tree, image):
 
 def build_images():
     """Builds hypervisor, kernel and both images, or finds them in the cache; returns the folder."""
+    with rig.cache("xen") as cache:
+        return build_images_in(cache)
+
+
+def build_images_in(cache):
     kernel_package = rig.dependency("linux-image-amd64", r"linux-image-.*")
-    cache = rig.CACHE / "xen"
     kernel_root = rig.unpack_packages([kernel_package], cache / "kernel")
     root = rig.unpack_packages(IMAGE_PACKAGES, cache / "user")
     inputs = [Path(__file__), Path(agent.__file__), kernel_root / ".packages", root / ".packages"]
