@@ -42,7 +42,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     // Without -p: with the features of all packages, as `cargo run` and `cargo build` do.
     step(
         "build",
@@ -71,6 +71,17 @@ const STEPS: [Step; 15] = [
         "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
         &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
         "crates/ring/tests/loom.rs",
+        Kind::Tests,
+    )
+    .beside(),
+    // Models of what is private: beside it, in modules of this name.
+    step(
+        "models",
+        10,
+        "cargo test -p pvswitch-shm -p pvswitch-switch --lib --release --target-dir target/loom \
+            models",
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
+        "crates/switch/src/handover/models.rs",
         Kind::Tests,
     )
     .beside(),

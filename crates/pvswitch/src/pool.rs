@@ -12,6 +12,7 @@ use os::Priority;
 use switch::fair::level::Leveller;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Port, Table};
+use switch::handover::{Frozen, Gate};
 use switch::poll::Costs;
 use switch::schedule::{GiveAway, Homes, Placement};
 use switch::tenant::Tenants;
@@ -19,7 +20,7 @@ use switch::time::Instant;
 use vhost_user::device::KickFd;
 
 use crate::clock::Clock;
-use crate::worker::{self, Frozen, Gate, Handle, Placed, Report, Served};
+use crate::worker::{self, Handle, Placed, Report, Served};
 
 /// State shared by all workers.
 pub struct Common {

@@ -4,11 +4,9 @@
 //! what the scheduler lacks: the clock, the epoll set of kicks (edge-triggered, never read),
 //! commands from other threads, and the thread.
 
-mod gate;
 mod handle;
 mod rest;
 
-pub use self::gate::{Frozen, Gate};
 pub use self::handle::{Handle, Placed, Report, Served};
 
 use std::collections::HashMap;
@@ -130,10 +128,12 @@ impl Worker {
                 // This thread alone writes it.
                 let rounds = &self.handle.stats.rounds;
                 rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-                // In two steps: a swap in each round costs as much as a part of an empty poll.
-                let waiting = &self.handle.has_commands;
-                if waiting.load(Ordering::Relaxed) && waiting.swap(false, Ordering::Acquire) {
-                    self.run_commands();
+                let taken = self.handle.mailbox.take(|pending| {
+                    let commands = pending.take(COMMANDS_MAX);
+                    (commands, !pending.is_empty())
+                });
+                if let Some(commands) = taken {
+                    self.run_commands(commands);
                 }
             }
             Effect::NotifyDue { rests } => self.notify_due(self.time, rests),
@@ -220,16 +220,8 @@ impl Worker {
 
     // ---- commands ----
 
-    fn run_commands(&mut self) {
+    fn run_commands(&mut self, commands: Vec<Command>) {
         self.time = self.now();
-        let commands = {
-            let mut pending = lock(&self.handle.commands);
-            let commands = pending.take(COMMANDS_MAX);
-            if !pending.is_empty() {
-                self.handle.has_commands.store(true, Ordering::Release);
-            }
-            commands
-        };
         for command in commands {
             match command {
                 Command::Queue(command) => self.run_queue_command(command),
@@ -364,7 +356,7 @@ impl Worker {
     /// Sleeps until something comes; the only function that does.
     fn wait(&mut self, timeout: Option<Ns>, naps: bool) {
         // Remaining commands cause no further wake-up.
-        let sleeps = !self.handle.has_commands.load(Ordering::Acquire);
+        let sleeps = !self.handle.mailbox.has_any();
         if sleeps {
             let stats = &self.handle.stats;
             if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);

@@ -16,16 +16,17 @@
 //! * Linux refuses even that if a process has one mapping more than `vm.max_map_count`, which it
 //!   allows to happen. For this case there are spare mappings to unmap.
 //! * Mappings are found in an immutable tree. An update copies the path from the root to the
-//!   changed node; replaced nodes are freed when no handler runs.
+//!   changed node; replaced nodes are freed when no handler runs (`Published`).
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::mapping::MapError;
+use crate::published::Published;
 use crate::sys;
 
 /// Length of the substitute: more than any address of a process (56 bits with five levels of page
@@ -61,18 +62,13 @@ static LOST: AtomicUsize = AtomicUsize::new(0);
 static SUBSTITUTE: AtomicI32 = AtomicI32::new(-1);
 /// Addresses of single pages; 0: unmapped.
 static SPARE: [AtomicUsize; SPARES] = [const { AtomicUsize::new(0) }; SPARES];
-/// The tree that handlers search. Owned by `WATCH`.
-static ROOT: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
-/// Number of running handlers.
-static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-static WATCH: Mutex<Watch> = Mutex::new(Watch { tree: None, replaced: Vec::new(), ready: false });
-
-struct Watch {
-    tree: Tree,
-    /// Trees that a handler may still search.
-    replaced: Vec<Tree>,
-    ready: bool,
-}
+/// The tree that handlers search.
+#[cfg(not(loom))]
+static ROOT: Published<Node> = Published::new();
+#[cfg(loom)]
+static ROOT: std::sync::LazyLock<Published<Node>> = std::sync::LazyLock::new(Published::new);
+/// Whether the guard's resources are allocated.
+static READY: Mutex<bool> = Mutex::new(false);
 
 /// A treap: ordered by address, and by weight from the root down. The ranges are disjoint.
 type Tree = Option<Arc<Node>>;
@@ -161,25 +157,6 @@ fn without(tree: &Tree, start: usize) -> Tree {
     }
 }
 
-impl Watch {
-    fn publish(&mut self, tree: Tree) {
-        let root = tree.as_ref().map_or(ptr::null_mut(), |root| Arc::as_ptr(root).cast_mut());
-        ROOT.store(root, Ordering::SeqCst);
-        self.replaced.push(std::mem::replace(&mut self.tree, tree));
-        // Sequentially consistent, as in the handler: a handler that is not counted yet loads its
-        // root after the store above. For a counted one, the old tree is kept until the next
-        // update.
-        if HANDLERS.load(Ordering::SeqCst) == 0 {
-            self.replaced.clear();
-        }
-    }
-}
-
-/// Calls `act` with the lock held.
-fn with_lock<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
-    act(&mut WATCH.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
 /// Allocates the guard's resources, once. A program that maps peers' memory calls this at its
 /// start, so that a missing resource is reported then; otherwise the first mapping calls it.
 ///
@@ -187,20 +164,19 @@ fn with_lock<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
 /// [`MapError::Unguarded`]: no memory of peers can be mapped, because the process could not
 /// survive losing it.
 pub fn prepare() -> Result<(), MapError> {
-    with_lock(|watch| {
-        if !watch.ready {
-            let made = sys::substitute_fd(SUBSTITUTE_LEN).and_then(|fd| {
-                rehearse(&fd)?;
-                install().map_err(|error| ("sigaction", error))?;
-                spares()?;
-                Ok(fd)
-            });
-            let fd = made.map_err(|(what, error)| MapError::Unguarded { what, error })?;
-            SUBSTITUTE.store(fd.into_raw_fd(), Ordering::Release);
-            watch.ready = true;
-        }
-        Ok(())
-    })
+    let mut ready = READY.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*ready {
+        let made = sys::substitute_fd(SUBSTITUTE_LEN).and_then(|fd| {
+            rehearse(&fd)?;
+            install().map_err(|error| ("sigaction", error))?;
+            spares()?;
+            Ok(fd)
+        });
+        let fd = made.map_err(|(what, error)| MapError::Unguarded { what, error })?;
+        SUBSTITUTE.store(fd.into_raw_fd(), Ordering::Release);
+        *ready = true;
+    }
+    Ok(())
 }
 
 /// Does once what the handler does, so that a denial by a seccomp filter or a security module is
@@ -245,14 +221,14 @@ fn install() -> io::Result<()> {
 pub(crate) fn watch(start: usize, len: usize) -> Watched {
     let faults = Arc::new(AtomicU32::new(0));
     let node = Node::new(start, start + len, Arc::clone(&faults));
-    with_lock(|watch| watch.publish(with(&watch.tree, &node)));
+    ROOT.update(|tree| with(tree, &node));
     Watched { faults }
 }
 
 /// Unregisters the mapping at `start`, which is still mapped but no longer accessed. False: its
 /// substitute still holds what was written to it.
 pub(crate) fn forget(start: usize, len: usize, watched: &Watched) -> bool {
-    with_lock(|watch| watch.publish(without(&watch.tree, start)));
+    ROOT.update(|tree| without(tree, start));
     // Free memory and data before the address can be reused.
     !watched.is_lost() || sys::punch(SUBSTITUTE.load(Ordering::Acquire), start, len).is_ok()
 }
@@ -304,17 +280,12 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     let survived = by_access && {
         // SAFETY: SIGBUS of these causes fills si_addr.
         let addr = unsafe { info.si_addr() } as usize;
-        HANDLERS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: nodes are freed when no tree holds them and no handler runs that may have loaded
-        // an earlier root; this one is counted before it loads it, see `publish`. The mapping found
-        // is the one accessed: ranges in a tree are disjoint, as a mapping is added after its mmap
-        // and removed before its munmap; and the interrupted access holds its mapping (each view
-        // borrows or owns it), so that it is in the tree and stays there and mapped until this
-        // handler returns. A node's range never changes. So no other memory is replaced.
-        let root = unsafe { ROOT.load(Ordering::SeqCst).as_ref() };
-        let survived = root.and_then(|root| root.find(addr)).is_some_and(substitute);
-        HANDLERS.fetch_sub(1, Ordering::SeqCst);
-        survived
+        // The mapping found is the one accessed: ranges in a tree are disjoint, as a mapping is
+        // added after its mmap and removed before its munmap; and the interrupted access holds its
+        // mapping (each view borrows or owns it), so that it is in the tree and stays there and
+        // mapped until this handler returns. A node's range never changes. So no other memory is
+        // replaced.
+        ROOT.read(|root| root.and_then(|root| root.find(addr)).is_some_and(substitute))
     };
     // SAFETY: as above.
     unsafe { *errno = saved };

@@ -14,7 +14,7 @@
 //! * [`Area`]: a ring's part in shared memory, read and written word by word.
 //! * [`DirtyLog`]: pages of a guest's memory that were written, while it migrates; [`Marks`]
 //!   collects those of a burst.
-//! * [`sync`]: atomics and fences, the standard ones or loom's.
+//! * [`sync`]: atomics, fences and locks, the standard ones or loom's.
 //!
 //! This crate does not know ring layouts, protocols, or the meaning of file descriptors.
 #![deny(unsafe_code)]
@@ -29,6 +29,7 @@ mod guard;
 mod mapping;
 mod memory;
 mod private;
+mod published;
 mod sys;
 
 pub use area::Area;
@@ -41,14 +42,20 @@ pub use private::Private;
 
 pub use guard::{mappings_lost, prepare};
 
-/// Atomics and fences: the standard ones, or loom's under `cfg(loom)`.
+/// Atomics, fences and locks: the standard ones, or loom's under `cfg(loom)`.
 pub mod sync {
     /// Keeps the compiler from moving memory accesses across it: for the order in which a killed
     /// thread's stores stay behind, and so that it reads memory of a guest no second time.
     pub use std::sync::atomic::compiler_fence;
 
     #[cfg(loom)]
-    pub use loom::sync::atomic::{Ordering, fence};
+    pub use loom::sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+    };
     #[cfg(not(loom))]
-    pub use std::sync::atomic::{Ordering, fence};
+    pub use std::sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+    };
 }

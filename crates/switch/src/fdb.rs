@@ -15,33 +15,23 @@
 //! An address may be in either of two sets, chosen by its hash; the second is used when the first
 //! is full, so the table fills to nine tenths and more before both sets of an address are full.
 //!
-//! **A reader never gets another address's port**, which would be an isolation fault. Each entry is
-//! a seqlock whose sequence number is the *generation* in the value word. To reuse an entry for
-//! another address the writer (one at a time, under the mutex) does, in this order:
-//! 1. value: not valid, generation + 1;
-//! 2. release fence, then key: the new one;
-//! 3. value, with release: valid, the new port.
-//!
-//! A reader loads value (acquire), key, and after an acquire fence value again. If the first load
-//! is valid and of generation g, g's key was written before it (3 pairs with the acquire load). If
-//! the key it then loads is a later one, the fences pair (2 with the reader's) and its last load
-//! sees at least step 1: the generations differ and the entry is ignored. So the key, the
-//! generation and the port belong together, unless the entry is reused exactly 2^14 times between a
-//! reader's two loads. Port and time share one word, so a move and a refresh need no such protocol.
-//! A reader concurrent with a replacement misses the entry: the frame is flooded, as for any
-//! unknown address.
+//! **A reader never gets another address's port**, which would be an isolation fault: [`entry`].
 //!
 //! The table reads no clock (seconds are passed in), and has no policy about which port may claim
 //! an address: a guest that sends from another's MAC moves that entry, as in any learning switch,
 //! unless the entry is static or the caller has [`Terms`].
 
+mod entry;
 mod flap;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use shm::sync::{AtomicU64, Ordering};
+
+use self::entry::{Value, Words};
 use self::flap::{Claim, Moves};
 pub use self::flap::{FLAP_MOVES, FLAP_WINDOW_S, Flap, Terms};
 use crate::flow::{fold_mul, is_multicast};
@@ -433,7 +423,7 @@ impl Fdb {
     pub fn entries(&self, now_s: u32) -> Vec<Entry> {
         let all = self.all_places().filter_map(|at| {
             let key = self.sets[at.set].keys.0[at.way].load(Ordering::Acquire);
-            let value = self.read(at, key)?;
+            let value = self.words(at).read(key)?;
             (!self.is_expired(value, now_s)).then(|| Entry {
                 mac: unpack_mac(key),
                 vlan: (key >> 48) as u16 & 0xfff,
@@ -466,23 +456,13 @@ impl Fdb {
             return None;
         }
         let at = At { set, way: hits.trailing_zeros() as usize % WAYS };
-        Some((at, self.read(at, key)?))
+        Some((at, self.words(at).read(key)?))
     }
 
-    /// Reads the value at `at` if it belongs to `key`: the reader's side of the protocol in the
-    /// module's documentation.
     #[inline]
-    fn read(&self, at: At, key: u64) -> Option<Value> {
+    fn words(&self, at: At) -> Words<'_> {
         let set = &self.sets[at.set];
-        // Pairs with the release store in `fill`: a valid value comes with its key.
-        let before = Value(set.values.0[at.way].load(Ordering::Acquire));
-        let same_key = set.keys.0[at.way].load(Ordering::Relaxed) == key;
-        // Pairs with the fence in `fill`: if that load saw a later key, the next load sees that the
-        // earlier value was vacated.
-        fence(Ordering::Acquire);
-        let after = Value(set.values.0[at.way].load(Ordering::Relaxed));
-        let same_entry = before.generation() == after.generation();
-        (same_key && same_entry && before.is_valid() && after.is_valid()).then_some(after)
+        Words { key: &set.keys.0[at.way], value: &set.values.0[at.way] }
     }
 
     /// The two sets of `key`; the same twice in a table of one set.
@@ -510,16 +490,13 @@ impl Fdb {
             return Learned::Static { at: value.port() };
         }
         if value.seen_s() < now_s {
-            // If another worker, or the lock's holder, changed the value first, that one is kept.
-            let word = &self.sets[at.set].values.0[at.way];
-            let seen = value.with_seen(now_s).0;
-            let _ = word.compare_exchange(value.0, seen, Ordering::Relaxed, Ordering::Relaxed);
+            self.words(at).refresh(value, now_s);
         }
         Learned::Known
     }
 
     fn value(&self, at: At) -> Value {
-        Value(self.sets[at.set].values.0[at.way].load(Ordering::Relaxed))
+        self.words(at).value()
     }
 
     /// All places of `key`, with their values.
@@ -614,41 +591,23 @@ impl Fdb {
     /// Replaces the entry by another address, and counts both.
     fn replace(&self, writer: &mut Writer, at: At, key: u64, value: Value) {
         self.vacate(writer, at);
-        self.fill(at, key, value);
+        self.words(at).fill(key, value);
         self.count(writer, value, true);
     }
 
-    /// Step 1 of the protocol in the module's documentation: invalidates the entry for its readers.
+    /// Removes the entry, if there is one.
     fn vacate(&self, writer: &mut Writer, at: At) {
-        let old = self.value(at);
-        let set = &self.sets[at.set];
-        set.values.0[at.way].store(old.next_generation().0, Ordering::Relaxed);
+        let old = self.words(at).vacate();
         if old.is_valid() {
             self.removals.fetch_add(1, Ordering::Release);
             self.count(writer, old, false);
         }
         self.set_moves(at, Moves(0));
-        // Pairs with the fence in `read`: a reader that sees the key change sees the value vacated.
-        fence(Ordering::Release);
-        set.keys.0[at.way].store(0, Ordering::Relaxed);
     }
 
-    /// Steps 2 and 3 of the protocol.
-    fn fill(&self, at: At, key: u64, value: Value) {
-        let generation = self.value(at);
-        let set = &self.sets[at.set];
-        // Pairs with the fence in `read`, as in `vacate`, which came before.
-        fence(Ordering::Release);
-        set.keys.0[at.way].store(key, Ordering::Relaxed);
-        // Pairs with the acquire load in `read`: a valid value comes with its key.
-        let value = value.with_generation_of(generation);
-        set.values.0[at.way].store(value.0, Ordering::Release);
-    }
-
-    /// Changes port or kind of an entry that keeps its address: one word, so no protocol is needed.
+    /// Changes port or kind of an entry that keeps its address.
     fn put_value(&self, writer: &mut Writer, at: At, old: Value, new: Value) {
-        let new = new.with_generation_of(old);
-        self.sets[at.set].values.0[at.way].store(new.0, Ordering::Release);
+        self.words(at).put(old, new);
         self.count(writer, old, false);
         self.count(writer, new, true);
     }
@@ -697,64 +656,6 @@ impl Fdb {
 struct At {
     set: usize,
     way: usize,
-}
-
-/// Value word; its layout is in the module's documentation.
-#[derive(Clone, Copy)]
-struct Value(u64);
-
-impl Value {
-    const VALID: u64 = 1 << 63;
-    const STATIC: u64 = 1 << 62;
-    const GENERATION_ONE: u64 = 1 << 48;
-    const GENERATION: u64 = 0x3fff << 48;
-
-    fn new(port: PortId, seen_s: u32) -> Self {
-        Self(Self::VALID | u64::from(port.0) << 32 | u64::from(seen_s))
-    }
-
-    #[inline]
-    fn is_valid(self) -> bool {
-        self.0 & Self::VALID != 0
-    }
-
-    #[inline]
-    fn is_static(self) -> bool {
-        self.0 & Self::STATIC != 0
-    }
-
-    #[inline]
-    fn generation(self) -> u64 {
-        self.0 & Self::GENERATION
-    }
-
-    #[inline]
-    fn port(self) -> PortId {
-        PortId((self.0 >> 32) as u16)
-    }
-
-    #[inline]
-    fn seen_s(self) -> u32 {
-        self.0 as u32
-    }
-
-    #[inline]
-    fn with_seen(self, seen_s: u32) -> Self {
-        Self(self.0 & !u64::from(u32::MAX) | u64::from(seen_s))
-    }
-
-    fn with_static(self) -> Self {
-        Self(self.0 | Self::STATIC)
-    }
-
-    fn with_generation_of(self, other: Self) -> Self {
-        Self(self.0 & !Self::GENERATION | other.generation())
-    }
-
-    /// The invalid value of the next generation, which wraps.
-    fn next_generation(self) -> Self {
-        Self(self.0.wrapping_add(Self::GENERATION_ONE) & Self::GENERATION)
-    }
 }
 
 /// Packs a key word; its layout is in the module's documentation. Never zero.

@@ -12,6 +12,7 @@
 //! * [`fdb`]: the forwarding database
 //! * [`offload`]: segmentation and checksums in software, for ports that lack them
 //! * [`forward`]: forwarding of an ingress burst to egress queues
+//! * [`handover`]: commands and pauses for worker threads
 //! * [`hold`]: frames held for a full destination
 //! * [`poll`]: when to poll and when to sleep, when to notify
 //! * [`fair`]: fair sharing of workers' time between ports
@@ -30,6 +31,7 @@ pub mod fdb;
 pub mod flow;
 pub mod forward;
 pub mod frame;
+pub mod handover;
 pub mod hold;
 pub mod offload;
 pub mod pair;

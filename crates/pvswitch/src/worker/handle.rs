@@ -9,12 +9,11 @@ use std::time::Duration;
 use os::Epoll;
 use switch::fdb::PortId;
 use switch::forward::{Port, PortEvent, Source, Table};
+use switch::handover::{Gate, Mailbox};
 use switch::port::{Ingress, QueueId};
 use switch::schedule;
 use switch::tenant::Tenants;
 use vhost_user::device::KickFd;
-
-use super::gate::Gate;
 
 /// Epoll token of a worker's own wake-up descriptor.
 pub(super) const WAKE: u64 = u64::MAX;
@@ -156,8 +155,7 @@ pub struct Handle {
     pub(super) index: u8,
     pub(super) epoll: Epoll,
     pub(super) wake: OwnedFd,
-    pub(super) commands: Mutex<Commands>,
-    pub(super) has_commands: AtomicBool,
+    pub(super) mailbox: Mailbox<Commands>,
     /// Its counters.
     pub stats: WorkerStats,
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
@@ -175,8 +173,7 @@ impl Handle {
             index,
             epoll,
             wake,
-            commands: Mutex::default(),
-            has_commands: AtomicBool::new(false),
+            mailbox: Mailbox::default(),
             stats: WorkerStats::default(),
             thread: Mutex::new(None),
         };
@@ -188,9 +185,7 @@ impl Handle {
     }
 
     fn send(&self, add: impl FnOnce(&mut Commands)) {
-        add(&mut lock(&self.commands));
-        self.has_commands.store(true, Ordering::Release);
-        os::signal(self.wake.as_fd());
+        self.mailbox.add(add, || os::signal(self.wake.as_fd()));
     }
 
     /// Starts serving a queue.

@@ -1,13 +1,15 @@
 //! A gate that holds all workers between two rounds, while the switch is handed to another process.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::handle::lock;
+use shm::sync::{Condvar, Mutex};
+
+use super::lock;
 
 #[derive(Default)]
 struct State {
-    /// Number of workers at the gate.
+    /// Number of workers that came to the gate.
     waiting: usize,
     open: bool,
 }
@@ -21,12 +23,12 @@ pub struct Gate {
 
 impl Gate {
     /// Waits until the gate opens.
-    pub(super) fn pass(&self) {
+    pub fn pass(&self) {
         let mut state = lock(&self.state);
         state.waiting += 1;
         self.changed.notify_all();
         while !state.open {
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -39,7 +41,7 @@ impl Gate {
                 return false;
             }
             let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
