@@ -97,7 +97,8 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     if written.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
-    written
+    // The name, too, is on the disk before it is reported as saved.
+    written.and_then(|()| File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all())
 }
 
 fn write_new(path: &Path, text: &str, mode: Option<u32>) -> Result<(), Error> {

@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -173,6 +175,15 @@ const ADDED: &str = "n";
 
 /// A switch with a file, ports `a` and `b` in use, and a free one `c`; and the file with one more.
 fn with_file(dir: &Dir, args: &[&str]) -> (Switch, Bystanders, Box<dyn Fn(bool)>) {
+    with_file_and(dir, args, &[])
+}
+
+/// The same with environment variables.
+fn with_file_and(
+    dir: &Dir,
+    args: &[&str],
+    envs: &[(&str, &Path)],
+) -> (Switch, Bystanders, Box<dyn Fn(bool)>) {
     let file = dir.path("c.toml");
     let port = |name: &str| {
         format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{}\"\n", dir.text(name))
@@ -182,7 +193,10 @@ fn with_file(dir: &Dir, args: &[&str]) -> (Switch, Bystanders, Box<dyn Fn(bool)>
     let name = file.display().to_string();
     let write = move |is_more| std::fs::write(&file, if is_more { &more } else { &few }).unwrap();
     write(false);
-    let switch = Switch::start(dir, &[args, &["--config", &name]].concat(), &[]);
+    let mut command = pvswitch();
+    command.args(["run", "--quiet", "--control", &dir.text("ctl"), "--config", &name]).args(args);
+    command.envs(envs.iter().copied()).stdout(Stdio::null());
+    let switch = Switch::spawn(dir, command);
     let pair = Bystanders::start(&switch, dir, "a", "b");
     (switch, pair, Box::new(write))
 }
@@ -302,63 +316,188 @@ fn allocation_that_fails_ends_the_process_and_guests_stay_connected() {
     end_undisturbed(&switch, pair);
 }
 
+const REQUESTS: [&str; 6] = ["add-port", "connect", "reload", "capture", "show", "upgrade"];
+
+/// Asks for one of [`REQUESTS`] for the `n`th time, of a switch that may end meanwhile; whether it
+/// was done. `write` is that of [`with_file`].
+fn ask(switch: &Switch, dir: &Dir, write: &dyn Fn(bool), what: &str, n: u64) -> bool {
+    let succeeds = |args: &[&str]| switch.ctl(args).status.success();
+    match what {
+        "add-port" => {
+            let added = succeeds(&["add-port", &dir.port("x", "")]);
+            // After a kill it may have been added without a reply.
+            added | succeeds(&["del-port", "x"])
+        }
+        "connect" => {
+            let is_up = || {
+                let out = switch.ctl(&["show", "--json"]);
+                let show: Value = serde_json::from_slice(&out.stdout).ok()?;
+                let port = show["ports"].as_array()?.iter().find(|port| port["name"] == "c")?;
+                port["up"].as_bool()
+            };
+            let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
+            let mut served = false;
+            wait_for("the guest to be served or refused", || {
+                served |= is_up() == Some(true);
+                served || !guest.0.lives()
+            });
+            guest.0.kill();
+            wait_for("the guest to be gone", || is_up() == Some(false));
+            served
+        }
+        "reload" => {
+            write(n.is_multiple_of(2));
+            succeeds(&["reload"])
+        }
+        "capture" => {
+            let to = dir.text("x.pcap");
+            let mut capture = Process(capture(switch, "a", &to).spawn().unwrap());
+            let has = || std::fs::metadata(&to).is_ok_and(|file| file.len() > 0);
+            wait_for("a capture, or its end", || has() || !capture.lives());
+            let is_capturing = has();
+            capture.kill();
+            let _ = std::fs::remove_file(&to);
+            is_capturing
+        }
+        "show" => ["show", "stats", "fdb"].iter().all(|what| succeeds(&[what])),
+        "upgrade" => succeeds(&["upgrade"]),
+        _ => panic!("{what}"),
+    }
+}
+
 /// Whatever is asked of a kept switch without memory, and whether it refuses that, does it or ends:
 /// guests stay connected, and with memory it is done.
 #[test]
 fn nothing_that_is_asked_without_memory_costs_a_connection() {
     let dir = Dir::new();
     let (switch, pair, write) = with_file(&dir, &["--keep"]);
-    let succeeds = |args: &[&str]| switch.ctl(args).status.success();
-    let add = |_| {
-        let added = succeeds(&["add-port", &dir.port("x", "")]);
-        // After a kill it may have been added without a reply.
-        added | succeeds(&["del-port", "x"])
-    };
-    let connect = |_| {
-        let mut guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
-        wait_for("the guest to be served or refused", || switch.is_up("c") || !guest.0.lives());
-        guest.0.kill();
-        switch.wait_up("c", false);
-        true
-    };
-    let reload = |n: u32| {
-        write(n.is_multiple_of(2));
-        succeeds(&["reload"])
-    };
-    let capture = |_| {
-        let to = dir.text("x.pcap");
-        let mut capture = Process(capture(&switch, "a", &to).spawn().unwrap());
-        let has = || std::fs::metadata(&to).is_ok_and(|file| file.len() > 0);
-        wait_for("a capture, or its end", || has() || !capture.lives());
-        let is_capturing = has();
-        capture.kill();
-        let _ = std::fs::remove_file(&to);
-        is_capturing
-    };
-    let show = |_| ["show", "stats", "fdb"].iter().all(|what| succeeds(&[what]));
-    let requests: [(&str, &dyn Fn(u32) -> bool); 5] = [
-        ("add-port", &add),
-        ("connect", &connect),
-        ("reload", &reload),
-        ("capture", &capture),
-        ("show", &show),
-    ];
-    for (name, request) in requests {
+    for what in REQUESTS {
         wait_until_settled(&switch);
         let before = switch.pid();
         limit(before, Resource::Data, Some(1 << 20));
-        for n in 0..10 {
-            request(n);
+        for n in 0..if what == "upgrade" { 1 } else { 10 } {
+            ask(&switch, &dir, &write, what, n);
         }
-        wait_for("a reply", || succeeds(&["show"]));
+        wait_for("a reply", || switch.ctl(&["show"]).status.success());
         let pid = switch.pid();
-        println!("{name}: {}", if pid == before { "went on" } else { "ended, and went on" });
+        println!("{what}: {}", if pid == before { "went on" } else { "ended, and went on" });
         limit(pid, Resource::Data, None);
-        wait_for(name, || request(0));
+        wait_for(what, || ask(&switch, &dir, &write, what, 0));
         pair.wait_for_replies(&switch);
         switch.check_connected_once(&["a", "b"]);
     }
     pair.end();
+}
+
+/// An allocator of which one call fails (`failing_malloc.c`).
+struct FailingMalloc {
+    library: PathBuf,
+    file: PathBuf,
+}
+
+impl FailingMalloc {
+    /// Builds it in `dir`; `None`, and says so: there is no C compiler.
+    fn build(dir: &Dir) -> Option<Self> {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_malloc.c");
+        let (library, file) = (dir.path("malloc.so"), dir.path("malloc"));
+        std::fs::write(&file, [0; 16]).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library);
+        match cc.arg(source).output() {
+            Err(_) => {
+                println!("skipped: no C compiler");
+                None
+            }
+            Ok(done) => {
+                assert!(done.status.success(), "{}", text(&done.stderr));
+                Some(Self { library, file })
+            }
+        }
+    }
+
+    fn envs(&self) -> [(&str, &Path); 2] {
+        [("LD_PRELOAD", &self.library), ("FAILING_MALLOC", &self.file)]
+    }
+
+    /// Has the `n`th allocation of this process from now on fail; 0: none.
+    fn fail(&self, pid: u32, n: u64) {
+        let file = File::options().write(true).open(&self.file).unwrap();
+        // Not of another process in between.
+        for (value, at) in [(0, 8), (u64::from(pid), 0), (n, 8)] {
+            file.write_all_at(&value.to_ne_bytes(), at).unwrap();
+        }
+    }
+
+    /// The allocations left until the one that fails.
+    fn left(&self) -> u64 {
+        let mut left = [0; 8];
+        File::open(&self.file).unwrap().read_exact_at(&mut left, 8).unwrap();
+        u64::from_ne_bytes(left)
+    }
+}
+
+/// At each allocation of a request, or at some of them: if it fails, guests stay connected, and the
+/// request is done when it is asked again. `PVSWITCH_ALLOCATIONS=all`: at each, for minutes.
+fn allocations_fail(what: &str) {
+    let dir = Dir::new();
+    let Some(malloc) = FailingMalloc::build(&dir) else { return };
+    let (switch, pair, write) = with_file_and(&dir, &["--keep"], &malloc.envs());
+    let ask = |n| ask(&switch, &dir, &write, what, n);
+    // A first time, and a time to count.
+    assert!(ask(0));
+    const MANY: u64 = 1 << 40;
+    malloc.fail(switch.pid(), MANY);
+    assert!(ask(1));
+    let all = MANY - malloc.left();
+    malloc.fail(0, 0);
+    let each = std::env::var("PVSWITCH_ALLOCATIONS").is_ok_and(|value| value == "all");
+    let (mut at, mut tried) = (1, 0);
+    while at <= all {
+        wait_until_settled(&switch);
+        malloc.fail(switch.pid(), at);
+        ask(at);
+        wait_for("a reply", || switch.ctl(&["show"]).status.success());
+        malloc.fail(0, 0);
+        wait_for(what, || ask(0));
+        pair.wait_for_replies(&switch);
+        switch.check_connected_once(&["a", "b"]);
+        tried += 1;
+        at = if each { at + 1 } else { at * 2 };
+    }
+    let ended = switch.log().matches("memory allocation of ").count();
+    println!("{what}: {all} allocations, {tried} of which failed, {ended} ended the process");
+    assert!(ended > 0);
+    pair.end();
+}
+
+#[test]
+fn an_allocation_for_a_new_port_fails() {
+    allocations_fail("add-port");
+}
+
+#[test]
+fn an_allocation_for_a_guest_that_connects_fails() {
+    allocations_fail("connect");
+}
+
+#[test]
+fn an_allocation_for_a_reload_fails() {
+    allocations_fail("reload");
+}
+
+#[test]
+fn an_allocation_for_a_capture_fails() {
+    allocations_fail("capture");
+}
+
+#[test]
+fn an_allocation_for_a_query_fails() {
+    allocations_fail("show");
+}
+
+#[test]
+fn an_allocation_for_an_upgrade_fails() {
+    allocations_fail("upgrade");
 }
 
 #[test]
@@ -388,6 +527,36 @@ fn capture_to_a_full_disk_is_an_error_and_the_switch_goes_on() {
     ends();
     captures(&switch, "a", &dir.text("a.pcap"));
     end_undisturbed(&switch, pair);
+}
+
+/// Whenever `ctl save` is killed, the file is the earlier one or the whole new one.
+#[test]
+fn save_that_is_killed_leaves_a_whole_file() {
+    const EARLIER: &str = "# earlier\n";
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let file = dir.path("saved.toml");
+    let save = || {
+        let mut save = pvswitch();
+        save.args(["ctl", "--control", switch.control(), "save"]).arg(&file);
+        Process(save.stdout(Stdio::null()).spawn().unwrap())
+    };
+    let begun = Instant::now();
+    assert!(save().wait().success());
+    let (whole, took) = (std::fs::read_to_string(&file).unwrap(), begun.elapsed());
+    let mut saved = 0;
+    for n in 0..40 {
+        std::fs::write(&file, EARLIER).unwrap();
+        let mut save = save();
+        std::thread::sleep(took * n / 30);
+        save.kill();
+        let left = std::fs::read_to_string(&file).unwrap();
+        assert!(left == EARLIER || left == whole, "{left}");
+        saved += u32::from(left == whole);
+    }
+    println!("saved {saved} times of 40");
+    assert!(save().wait().success());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), whole);
 }
 
 fn has_thread(switch: &Switch, name: &str) -> bool {
