@@ -9,7 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{Dir, Gen, Process, Switch, pvswitch, wait_for};
+use common::{
+    Bystanders, Dir, Gen, Process, Switch, kill_and_wait, pvswitch, wait_for, wait_for_next,
+    wait_until_settled,
+};
 
 const NOBODY: u32 = 65534;
 /// A group of nobody's, by number: it needs no name.
@@ -236,6 +239,61 @@ fn supplementary_groups_count() {
         Ok(out) => assert!(out.status.success(), "{}", stderr(&out)),
         Err(error) => eprintln!("skipped: setpriv: {error}"),
     }
+}
+
+/// Started by `setpriv` (docs/install.md): no thread has the user or a capability of root, also
+/// after an upgrade and a kill, and guests are served.
+#[test]
+fn unprivileged_switch_serves_guests_over_an_upgrade_and_a_kill() {
+    let Some(dir) = rooted() else { return };
+    if let Err(error) = Command::new("setpriv").arg("--version").output() {
+        return eprintln!("skipped: setpriv: {error}");
+    }
+    chown(dir.path(""), Some(NOBODY), None).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command.args(["--bounding-set", "-all", "--inh-caps", "-all"]).arg(dir.path("program"));
+    command.args(["run", "--quiet", "--keep", "--control", &dir.text("ctl")]);
+    for name in ["a", "b"] {
+        command.args(["--port", &dir.port(name, "")]);
+    }
+    let switch = Switch::spawn(&dir, command);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let check = |pid: u32| {
+        let mut threads = 0;
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+            // One that has ended meanwhile has no file.
+            let Ok(status) = std::fs::read_to_string(thread.path().join("status")) else {
+                continue;
+            };
+            let rights =
+                |line: &&str| ["Uid:", "Gid:", "Cap"].iter().any(|key| line.starts_with(key));
+            for line in status.lines().filter(rights) {
+                let values = line.split_whitespace().skip(1);
+                let none = values.clone().all(|value| value == "0000000000000000");
+                assert!(none || values.clone().all(|value| value == "65534"), "{status}");
+            }
+            threads += 1;
+        }
+        assert!(threads > 0);
+    };
+    check(switch.process.0.id());
+    let before = switch.pid();
+    check(before);
+    assert!(switch.ctl(&["add-port", &dir.port("c", "")]).status.success());
+    assert!(switch.ctl(&["upgrade"]).status.success(), "{}", switch.log());
+    let upgraded = wait_for_next(&switch, before);
+    check(upgraded);
+    pair.wait_for_replies(&switch);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    check(switch.pid());
+    pair.wait_for_replies(&switch);
+    switch.check_connected_once(&["a", "b"]);
+    let guest = Gen::start(&dir.path("c"), &["--mode", "sink"]);
+    switch.wait_up("c", true);
+    guest.end();
+    pair.end();
 }
 
 #[test]
