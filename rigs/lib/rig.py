@@ -497,11 +497,9 @@ def machine_busy_s():
 class Distance:
     """How far two CPUs are from each other, in ns for the round trip of a cache line (dpdk/distance.c).
 
-    On a shared machine it changes within minutes, and every figure of two cores with it: a run is
-    bracketed by it, and one taken while they were far is distinguished from the others.
+    On a shared machine it changes within minutes, and every figure of two cores with it. It is reported beside
+    figures; no run is left out for it, or distinguished (docs/design/0040-evidence.md).
     """
-
-    FAR = 1.6  # times the nearest
 
     def __init__(self, cpu_a, cpu_b):
         self.cpus = [str(cpu_a), str(cpu_b)]
@@ -511,11 +509,6 @@ class Distance:
 
     def now(self):
         return float(run([self.program, *self.cpus]).stdout)
-
-    @staticmethod
-    def nearest(seen):
-        """A distance that the CPUs often had: one probe in ten is nearer, and may be a slip."""
-        return sorted(seen)[len(seen) // 10] if seen else float("inf")
 
 
 def syscalls(pid, seconds):
@@ -739,6 +732,62 @@ def ratio_words(ratios):
     low, high = median_interval(ratios) or (min(ratios), max(ratios))
     of = "" if median_interval(ratios) else "range "
     return f"{statistics.median(ratios):.2f} ({of}{low:.2f}-{high:.2f})"
+
+
+def results_option(parser):
+    parser.add_argument("--results", metavar="DIR", help="store all runs as a folder of results of the lab (docs/results)")
+
+
+class Runs:
+    """Runs whose figures documents quote: each, in the order measured. `store` makes a folder of results of them.
+
+    `axes` are names with values; values of the last are compared, the first is their base. `measures` are names
+    with unit, which direction is better (more, less, neither), and what it is.
+    """
+
+    def __init__(self, about, axes, measures, seconds, switch_cpus, guest_cpus, packages=()):
+        self.measured = {
+            "seconds": seconds, "switch_cpus": switch_cpus, "guest_cpus": guest_cpus,
+            "versions": {name: package_version(name) for name in packages},
+            "facts": {"about": about, "measures": [
+                {"name": name, "unit": unit, "better": better, "about": what}
+                for name, (unit, better, what) in measures.items()]},
+            "axes": [{"name": name, "values": [str(value) for value in values]} for name, values in axes.items()],
+            "runs": [],
+        }  # fmt: skip
+
+    def add(self, cell, repeat, figures, distance_ns=0, others_percent=0):
+        """One run of a cell, in this round."""
+        cell = {name: str(value) for name, value in cell.items()}
+        self.measured["runs"].append({"cell": cell, "repeat": repeat, "distance_ns": distance_ns,
+                                      "others_percent": others_percent, "figures": figures})  # fmt: skip
+
+    def store(self, r):
+        """Into the folder that `--results` names, if it does."""
+        command = shlex.join([f"rigs/{r.name}/run", *without(sys.argv[1:], "--results", "--pvswitch")])
+        text = json.dumps({"rig": r.name, "command": command, "program": str(r.pvswitch), **self.measured})
+        file = r.out / "measured.json"
+        file.write_text(text)
+        if r.options.results:
+            lab = lab_beside(r.pvswitch)
+            if not lab.exists():
+                raise Failure(f"--results: no {lab}; build it: cargo build --release -p pvswitch-lab --bin pvswitch-lab")
+            r.say(run([lab, "import", file, "--out", r.options.results]).stdout.strip())
+
+
+def without(words, *options):
+    """A command line without these options, each of which has a value."""
+    left, words = [], iter(words)
+    for word in words:
+        if word in options:
+            next(words, None)
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
+            left.append(word)
+    return left
+
+
+def package_version(package):
+    return run(["dpkg-query", "-W", "-f", "${Version}", package], check=False).stdout or "unknown"
 
 
 # ---------------------------------------------------------------- the rig itself

@@ -69,6 +69,15 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
+    /// Store what a rig has measured as a folder of results; for rigs
+    #[command(hide = true)]
+    Import {
+        /// JSON: axes, measures and runs
+        file: PathBuf,
+        /// The new folder
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
     /// Run commands in a guest, at either end; for the lab itself
     #[command(hide = true)]
     Guest {

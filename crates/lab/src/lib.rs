@@ -5,7 +5,7 @@
 //! `pvswitch` as switch and as guests, and network tools.
 //!
 //! The program is `pvswitch-lab`, which `pvswitch lab` runs: [`run::run`] is its `run`, [`list`]
-//! and [`show`] are `list` and `report`, [`index`] is `index`.
+//! and [`show`] are `list` and `report`, [`index`] is `index`, [`import`] is `import`.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,7 @@ pub mod studies;
 pub mod study;
 
 pub use error::Error;
-pub use run::{Ask, index, list, print, show};
+pub use run::{Ask, import, index, list, print, show};
 pub use study::Studies;
 
 /// Guests with their own kernel, and commands in them, at either end.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use cli::{Cli, Command, Guest, RunArgs};
 use pvswitch_lab::plan::Scale;
-use pvswitch_lab::{Ask, Error, guest, index, list, print, run, show, studies};
+use pvswitch_lab::{Ask, Error, guest, import, index, list, print, run, show, studies};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -24,6 +24,10 @@ fn main() -> ExitCode {
         }),
         Command::Index { folder, out } => index(&folder, &out, studies::ALL).map(|page| {
             print(&format!("{}\n", page.display()));
+            0
+        }),
+        Command::Import { file, out } => import(&file, &out).map(|runs| {
+            print(&format!("{}: {runs} runs\n", out.display()));
             0
         }),
         Command::Guest { end: Guest::Serve { setup } } => guest::serve(&setup),

@@ -7,6 +7,8 @@ mod file;
 
 use serde::{Deserialize, Serialize};
 
+use crate::study::Better;
+
 /// The format of plans and results that this version writes and reads.
 pub const FORMAT: u32 = 1;
 
@@ -38,6 +40,9 @@ pub struct Plan {
     /// Whether one cell is also compared with itself (A/A): it is measured twice in each round.
     #[serde(default, skip_serializing_if = "is_false")]
     pub control: bool,
+    /// What it is of, if a rig has measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rig: Option<RigFacts>,
     /// Names and values; the cells are all combinations. Values of the last axis are compared with
     /// each other; the first is the base.
     pub axes: Vec<Axis>,
@@ -46,7 +51,15 @@ pub struct Plan {
 impl Plan {
     /// One of this version's format.
     pub fn new(study: &str, repeats: u32, seconds: f64, axes: Vec<Axis>) -> Self {
-        Self { format: FORMAT, study: study.into(), repeats, seconds, control: false, axes }
+        Self {
+            format: FORMAT,
+            study: study.into(),
+            repeats,
+            seconds,
+            control: false,
+            rig: None,
+            axes,
+        }
     }
 
     /// The first difference to another plan, if any.
@@ -73,6 +86,30 @@ impl Plan {
         }
         (self != other).then(|| "its axes".into())
     }
+}
+
+/// What a rig measures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RigFacts {
+    /// One line: its question.
+    pub about: String,
+    /// Its measures, in the order of the columns.
+    pub measures: Vec<RigMeasure>,
+}
+
+/// One of them, as a [`Measure`](crate::study::Measure).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RigMeasure {
+    /// Column in the file of results.
+    pub name: String,
+    /// Unit, as printed; empty for a plain count.
+    pub unit: String,
+    /// Which direction is better.
+    pub better: Better,
+    /// One sentence that describes it.
+    pub about: String,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 mod beside;
+mod import;
 mod measure;
 mod order;
 mod page;
 mod power;
 mod progress;
 
+pub use import::import;
 pub use measure::{Ended, measure};
 pub use order::{Ask, Order};
 use serde_json::json;
@@ -23,6 +25,7 @@ use crate::plan::Scale;
 use crate::report::{Entry, Verdict, write_index};
 use crate::stage::{GuestKind, Stage};
 use crate::store::{self, Results};
+use crate::studies::of as study_of;
 use crate::study::Studies;
 use crate::study::Study;
 
@@ -173,7 +176,7 @@ pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Resu
         return Err(Error::usage("report: give a folder of results"));
     };
     let plan = store::plan_of(first)?;
-    let study = order::study(&plan.study, studies)?;
+    let study = study_of(&plan, studies)?;
     let several = folders.len() > 1;
     let into = match out {
         Some(out) => out,
@@ -220,8 +223,7 @@ pub fn index(folder: &Path, out: &Path, studies: Studies) -> Result<PathBuf, Err
     let mut reports = Vec::new();
     for path in folders {
         let plan = store::plan_of(&path)?;
-        let study = order::study(&plan.study, studies)?;
-        plan.check(study)?;
+        let study = study_of(&plan, studies)?;
         let results = Results::read(&path, plan, study, &mut |line| eprintln!("{line}"))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let document = page::document(&[], std::slice::from_ref(&results), study);

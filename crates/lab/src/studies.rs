@@ -16,11 +16,15 @@ mod peers;
 mod policies;
 mod polling;
 mod receivers;
+pub(crate) mod rig;
 mod sandbox;
 mod soak;
 mod threads;
 
-use crate::study::Study;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::study::{Studies, Study};
+use api::near::did_you_mean;
 
 /// All of them, in the order listed.
 pub const ALL: &[&dyn Study] = &[
@@ -41,6 +45,31 @@ pub const ALL: &[&dyn Study] = &[
     &soak::Soak,
     &sandbox::Sandbox,
 ];
+
+/// Returns the study of that name.
+///
+/// # Errors
+/// There is none, with the names that there are.
+pub fn named(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> {
+    studies.iter().find(|study| study.facts().name == name).copied().ok_or_else(|| {
+        let names: Vec<&str> = studies.iter().map(|study| study.facts().name).collect();
+        let hint = did_you_mean(name, names.iter().copied());
+        Error::usage(format!("no study '{name}'{hint}: use one of {}", names.join(", ")))
+    })
+}
+
+/// Returns the study of results with this plan: one of `studies`, or a rig.
+///
+/// # Errors
+/// There is none, or the plan is not one of it.
+pub fn of(plan: &Plan, studies: Studies) -> Result<&'static dyn Study, Error> {
+    let study = match rig::of(plan) {
+        Some(rig) => rig,
+        None => named(&plan.study, studies)?,
+    };
+    plan.check(study)?;
+    Ok(study)
+}
 
 #[cfg(test)]
 mod tests {

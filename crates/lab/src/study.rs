@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::claims::Claim;
 use crate::error::Fail;
 use crate::plan::{Cell, Plan, Scale};
@@ -40,7 +42,8 @@ impl Measure {
 }
 
 /// Which direction of a measure is better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Better {
     /// More is better.
     More,

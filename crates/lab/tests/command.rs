@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const LAB: &str = env!("CARGO_BIN_EXE_pvswitch-lab");
 
@@ -246,6 +246,64 @@ fn a_report_of_several_folders_has_a_folder_of_its_own() {
 }
 
 /// It under a second name, in a folder of its own: nothing to measure is beside it.
+/// What a rig hands over: six rounds of two kinds, the second of which is twice as fast.
+fn measured() -> Value {
+    let runs = (0..6).flat_map(|repeat| {
+        [("tap", 100.0), ("new", 200.0)].map(|(kind, per_s)| {
+            let per_s = per_s + f64::from(repeat);
+            json!({"cell": {"size": "60", "kind": kind}, "repeat": repeat, "distance_ns": 50,
+                "others_percent": 1.5, "figures": {"per_s": per_s}})
+        })
+    });
+    let measure = json!({"name": "per_s", "unit": "1/s", "better": "more", "about": "frames"});
+    let axis = |name: &str, values: &[&str]| json!({"name": name, "values": values});
+    json!({"rig": "test", "command": "rigs/test/run --pairs 6", "seconds": 2, "program": LAB,
+        "switch_cpus": [0], "guest_cpus": [1], "versions": {"dpdk": "22.11"},
+        "facts": {"about": "a test", "measures": [measure]},
+        "axes": [axis("size", &["60"]), axis("kind", &["tap", "new"])],
+        "runs": runs.collect::<Vec<_>>()})
+}
+
+#[test]
+fn what_a_rig_measured_is_a_folder_of_results() {
+    let dir = folder("import");
+    let at = |name: &str| dir.join(name).display().to_string();
+    let import = |measured: &Value, out: &str| {
+        std::fs::write(at("measured.json"), measured.to_string()).unwrap();
+        lab(&["import", &at("measured.json"), "--out", &at(out)])
+    };
+    let said = import(&measured(), "rig");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(String::from_utf8_lossy(&said.stdout).ends_with("rig: 12 runs\n"));
+    output_of(&["report", &at("rig")]);
+    let text = std::fs::read_to_string(at("rig/report.md")).unwrap();
+    for words in ["rigs/test/run --pairs 6", "a test", "6 pairs", "1.976 ("] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    output_of(&["index", &at(""), "--out", &at("index")]);
+    // It is whole, or it is refused.
+    let error = |change: &dyn Fn(&mut Value), out: &str| {
+        let mut measured = measured();
+        change(&mut measured);
+        let done = import(&measured, out);
+        assert!(!done.status.success());
+        String::from_utf8(done.stderr).unwrap()
+    };
+    for (change, word) in [
+        (&(|_: &mut Value| ()) as &dyn Fn(&mut Value), "holds results already"),
+        (&|m| m["runs"][0]["cell"]["kind"] = "other".into(), "not a cell of its axes"),
+        (&|m| m["runs"][0]["figures"]["sheep"] = 1.into(), "no measure 'sheep'"),
+        (&|m| m["runs"] = json!([]), "repeats = 0"),
+        (&|m| m["more"] = 1.into(), "unknown field `more`"),
+    ] {
+        let out = if word.starts_with("holds") { "rig" } else { word };
+        let error = error(change, out);
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    fails(&["run", "rig-test"], 2, &["no study 'rig-test'"]);
+    fails(&["import", &at("none.json"), "--out", &at("x")], 2, &["none.json"]);
+}
+
 #[test]
 fn without_pvswitch_beside_it_a_run_is_refused_and_a_list_is_not() {
     let dir = folder("alone");

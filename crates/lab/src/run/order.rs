@@ -13,6 +13,7 @@ use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Plan, Scale, Turn};
 use crate::stage::vm::newest_kernel;
 use crate::stage::{GuestKind, Proto, need};
+use crate::studies::named;
 use crate::study::Studies;
 use crate::study::Study;
 use api::near::did_you_mean;
@@ -89,15 +90,6 @@ pub struct Order {
     pub command: String,
 }
 
-/// The study of that name.
-pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> {
-    studies.iter().find(|study| study.facts().name == name).copied().ok_or_else(|| {
-        let names: Vec<&str> = studies.iter().map(|study| study.facts().name).collect();
-        let hint = did_you_mean(name, names.iter().copied());
-        Error::usage(format!("no study '{name}'{hint}: use one of {}", names.join(", ")))
-    })
-}
-
 /// Returns how long runs take, in seconds.
 pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study, guest: GuestKind) -> f64 {
     let guests = |turn: &Turn| {
@@ -114,7 +106,7 @@ pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study, guest: GuestKind)
 impl Order {
     /// Checks a request as far as possible without starting anything.
     pub fn of(ask: &Ask, studies: Studies) -> Result<Self, Error> {
-        let study = study(&ask.study, studies)?;
+        let study = named(&ask.study, studies)?;
         let mut plan = match &ask.plan {
             Some(path) => Plan::read(path)?,
             None => study.plan(ask.scale),

@@ -108,6 +108,9 @@ fn parts(i: usize, results: &Results, study: &dyn Study, several: bool) -> Vec<P
 /// Command that repeats these results, or those that `only` selects, in their folder: with their
 /// plan, and into a new folder, since their own would be resumed.
 fn repeat(only: &str, results: &Results, study: &dyn Study) -> String {
+    if results.plan.rig.is_some() {
+        return results.command.clone();
+    }
     let Machine { proto, guest, .. } = &results.machine;
     let has_axis = results.plan.axes.iter().any(|axis| axis.name == "proto");
     let proto = match study.facts().takes_proto && !has_axis && !proto.is_empty() {

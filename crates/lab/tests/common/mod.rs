@@ -54,6 +54,7 @@ impl Study for Fake {
             study: "fake".into(),
             repeats: 2,
             control: false,
+            rig: None,
             seconds: if scale == Scale::Full { 120.0 } else { 0.01 },
             axes: vec![
                 Axis::new("load", loads),

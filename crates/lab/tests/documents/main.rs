@@ -30,10 +30,8 @@ fn folders() -> Vec<String> {
 fn read(folder: &str) -> Result<Results, String> {
     let path = root().join("docs/results").join(folder);
     let plan = plan_of(&path).map_err(|error| error.to_string())?;
-    let study = studies::ALL.iter().find(|study| study.facts().name == plan.study);
-    let study = study.ok_or_else(|| format!("{folder}: no study '{}'", plan.study))?;
-    plan.check(*study).map_err(|error| error.to_string())?;
-    Results::read(&path, plan, *study, &mut |_| ()).map_err(|error| error.to_string())
+    let study = studies::of(&plan, studies::ALL).map_err(|error| format!("{folder}: {error}"))?;
+    Results::read(&path, plan, study, &mut |_| ()).map_err(|error| error.to_string())
 }
 
 /// Makes the report of committed runs, in a folder of its own.

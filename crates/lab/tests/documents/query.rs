@@ -68,10 +68,15 @@ impl What {
     }
 }
 
+/// Whether a word is the name of a folder of results: of a study or of a rig.
+fn is_folder(word: &str) -> bool {
+    word.starts_with("lab-") || word.starts_with("rig-")
+}
+
 impl Query {
     /// The folder that a marker names, if it does.
     pub fn folder_in(words: &str) -> Option<&str> {
-        words.split_whitespace().find(|word| word.starts_with("lab-"))
+        words.split_whitespace().find(|word| is_folder(word))
     }
 
     /// The query that these words make of the one before; a folder begins a new one.
@@ -81,7 +86,7 @@ impl Query {
             None => self.clone(),
         };
         let mut over = false;
-        for word in words.split_whitespace().filter(|word| !word.starts_with("lab-")) {
+        for word in words.split_whitespace().filter(|word| !is_folder(word)) {
             if let Some((name, list)) = word.split_once('=') {
                 let Some(axis) = axes.iter().find(|axis| axis.name == name) else {
                     return Err(format!("{}: no axis '{name}'", query.folder));
