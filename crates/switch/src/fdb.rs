@@ -15,7 +15,7 @@
 //! An address may be in either of two sets, chosen by its hash; the second is used when the first
 //! is full, so the table fills to nine tenths and more before both sets of an address are full.
 //!
-//! **A reader never gets another address's port**, which would be an isolation fault: [`entry`].
+//! **A reader never gets another address's port**, which would be an isolation fault (`entry.rs`).
 //!
 //! The table reads no clock (seconds are passed in), and has no policy about which port may claim
 //! an address: a guest that sends from another's MAC moves that entry, as in any learning switch,

@@ -67,9 +67,11 @@ impl Study for Rig {
             "" => measure.name.to_string(),
             unit => format!("{}, {unit}", measure.name),
         });
-        let rows = results.cells().into_iter().map(|cell| {
+        let has = results.cells();
+        let cells = self.plan.cells(self).into_iter().filter(|cell| has.contains(&cell));
+        let rows = cells.map(|cell| {
             let values = cell.0.iter().map(|(_, value)| Value::Text(value.clone()));
-            let figures = measures.iter().map(|m| shown(results.estimate(cell, m.name)));
+            let figures = measures.iter().map(|m| shown(results.estimate(&cell, m.name)));
             values.chain(figures).collect()
         });
         let about = measures.iter().map(|measure| format!("{}: {}", measure.name, measure.about));
