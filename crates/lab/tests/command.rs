@@ -299,6 +299,7 @@ fn what_a_rig_measured_is_a_folder_of_results() {
         let out = if word.starts_with("holds") { "rig" } else { word };
         let error = error(change, out);
         assert!(error.contains(word), "{word}: {error}");
+        assert!(out == "rig" || !dir.join(out).exists(), "{word}: it is all checked first");
     }
     fails(&["run", "rig-test"], 2, &["no study 'rig-test'"]);
     fails(&["import", &at("none.json"), "--out", &at("x")], 2, &["none.json"]);

@@ -98,7 +98,8 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
         let _ = std::fs::remove_file(&temporary);
     }
     // The name, too, is on the disk before it is reported as saved.
-    written.and_then(|()| File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all())
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    written.and_then(|()| File::open(folder.unwrap_or(Path::new(".")))?.sync_all())
 }
 
 fn write_new(path: &Path, text: &str, mode: Option<u32>) -> Result<(), Error> {

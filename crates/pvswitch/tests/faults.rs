@@ -557,6 +557,12 @@ fn save_that_is_killed_leaves_a_whole_file() {
     println!("saved {saved} times of 40");
     assert!(save().wait().success());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), whole);
+    // A new file, by a name without a folder.
+    let mut save = pvswitch();
+    save.args(["ctl", "--control", switch.control(), "save", "new.toml"]);
+    let out = save.current_dir(dir.path("")).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert_eq!(std::fs::read_to_string(dir.path("new.toml")).unwrap(), whole);
 }
 
 fn has_thread(switch: &Switch, name: &str) -> bool {

@@ -58,47 +58,41 @@ struct One {
 pub fn import(file: &Path, out: &Path) -> Result<usize, Error> {
     let bad = |what: String| Error::usage(format!("import: {}: {what}", file.display()));
     let text = fs::read(file).map_err(|error| bad(error.to_string()))?;
-    let Measured {
-        rig,
-        command,
-        seconds,
-        program,
-        switch_cpus,
-        guest_cpus,
-        versions,
-        facts,
-        axes,
-        runs,
-    } = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
-    let repeats = runs.iter().map(|run| run.repeat + 1).max().unwrap_or(0);
-    let mut plan = Plan::new(&format!("rig-{rig}"), repeats, seconds, axes);
-    plan.rig = Some(facts);
+    let measured: Measured =
+        serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    let rounds = measured.runs.iter().map(|run| run.repeat.saturating_add(1));
+    let repeats = rounds.max().unwrap_or(0);
+    let name = format!("rig-{}", measured.rig);
+    let mut plan = Plan::new(&name, repeats, measured.seconds, measured.axes);
+    plan.rig = Some(measured.facts);
     let study = rig::of(&plan).expect("it is a rig's");
     plan.check(study)?;
-    let mut machine = Machine::here(&[], &switch_cpus, &guest_cpus);
-    machine.versions.extend(versions);
-    machine.built = Built::of(&program, &[&program]);
-    machine.command = command;
+    let cells = plan.cells(study);
+    let mut runs = Vec::new();
+    for One { cell, repeat, distance_ns, others_percent, figures } in measured.runs {
+        let value = |axis: &Axis| Some((axis.name.clone(), cell.get(&axis.name)?.clone()));
+        let known = plan.axes.iter().map(value).collect::<Option<Vec<_>>>().map(Cell);
+        let known = known.filter(|known| cells.contains(known) && cell.len() == plan.axes.len());
+        let cell = known.ok_or_else(|| bad(format!("run of {cell:?}: not a cell of its axes")))?;
+        let measures = study.facts().measures;
+        if let Some(name) = figures.keys().find(|name| measures.iter().all(|m| m.name != **name)) {
+            return Err(bad(format!("run of {cell}: no measure '{name}'")));
+        }
+        runs.push(Done { cell, repeat, distance_ns, others_percent, figures });
+    }
+    let mut machine = Machine::here(&[], &measured.switch_cpus, &measured.guest_cpus);
+    machine.versions.extend(measured.versions);
+    machine.built = Built::of(&measured.program, &[&measured.program]);
+    machine.command = measured.command;
     let (mut folder, there) =
         Folder::open(out, &plan, study, &machine, &mut |line| eprintln!("{line}"))?;
     if !there.is_empty() {
         let what = "holds results already: use another --out";
         return Err(Error::usage(format!("import: {}: {what}", out.display())));
     }
-    let cells = plan.cells(study);
-    for One { cell, repeat, distance_ns, others_percent, figures } in &runs {
-        let value = |axis: &Axis| Some((axis.name.clone(), cell.get(&axis.name)?.clone()));
-        let known = plan.axes.iter().map(value).collect::<Option<Vec<_>>>().map(Cell);
-        let known = known.filter(|known| cells.contains(known) && cell.len() == plan.axes.len());
-        let cell = known.ok_or_else(|| bad(format!("run of {cell:?}: not a cell of its axes")))?;
-        let done = Done {
-            cell: cell.clone(),
-            repeat: *repeat,
-            distance_ns: *distance_ns,
-            others_percent: *others_percent,
-            figures: figures.clone(),
-        };
-        folder.add(&Turn { cell, repeat: *repeat, again: false }, &Ok(done))?;
+    for run in &runs {
+        let turn = Turn { cell: run.cell.clone(), repeat: run.repeat, again: false };
+        folder.add(&turn, &Ok(run.clone()))?;
     }
     Ok(runs.len())
 }
