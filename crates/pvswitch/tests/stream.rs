@@ -427,11 +427,29 @@ fn datagram_ports_go_on_after_upgrade_and_kill() {
     switch.wait_up("a", true);
     switch.wait_up("b", true);
     exchange(&a, &b, &dir, 0);
-    // More than the socket of `b` and the queue of the switch's own hold: none is lost.
-    let sent = 12;
-    (0..sent).for_each(|n| send(&a, &dir, "a", &frame(A, B, n, 60)));
-    let _next = upgrade(&switch);
-    (0..sent).for_each(|n| assert_eq!(receive(&b), frame(A, B, n, 60)));
+    // Over the upgrade, as many on the way as the socket of `b` has room for: none waits for a
+    // reader, which it may for 200 ms only, and none is lost.
+    let (read, window) = std::sync::mpsc::channel();
+    (0..8).for_each(|_| read.send(()).unwrap());
+    let _next = std::thread::scope(|scope| {
+        let (from, of) = (&a, &dir);
+        scope.spawn(move || {
+            for (n, ()) in (0..).zip(window) {
+                send(from, of, "a", &frame(A, B, n, 60));
+            }
+        });
+        let upgrade = scope.spawn(|| upgrade(&switch));
+        // Dropped last, which ends the sender.
+        let read = read;
+        for n in 0.. {
+            assert_eq!(receive(&b), frame(A, B, n, 60), "frame {n}");
+            read.send(()).unwrap();
+            if n >= 100 && upgrade.is_finished() {
+                break;
+            }
+        }
+        upgrade.join().unwrap()
+    });
     exchange(&a, &b, &dir, 1);
     switch.check_connected_once(&["a", "b"]);
     wait_until_settled(&switch);
