@@ -50,7 +50,9 @@ pub use priority::{Priority, set_thread_priority};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
-pub use starter::{end_program, open_net_namespace, serve, start_program, start_starter};
+pub use starter::{
+    Program, end_process, end_program, open_net_namespace, serve, start_program, start_starter,
+};
 pub use sys::{
     ThreadCounts, inherited, is_read, limit_heaps, refuse_descriptors, signal_event, thread_counts,
     trim_heaps,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   control thread ── start KIND ARGUMENT, descriptor ──▶ starter    its standard input
-//!                  ── end PID ──────────────────────────▶
+//!                  ── end PID ──────────────────────────▶    or a descriptor of the process
 //!                  ── namespace PATH ───────────────────▶
 //!                  ── group NAME ───────────────────────▶
 //!                  ◀───── number, text or descriptor ────
@@ -57,13 +57,25 @@ pub fn start_starter(mut command: Command) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the starter run a program of this kind, with `stdin`. Returns its id.
+/// A process that the starter has started.
+#[derive(Debug)]
+pub struct Program {
+    /// Its id.
+    pub pid: u32,
+    /// Refers to it, and to no other that has its id later (pidfd); for [`end_process`].
+    pub process: OwnedFd,
+}
+
+/// Has the starter run a program of this kind, with `stdin`.
 ///
 /// # Errors
 /// It cannot be started, or there is no starter.
-pub fn start_program(kind: &str, argument: &str, stdin: OwnedFd) -> io::Result<u32> {
-    let got = ask(&[START, kind, argument], Some(stdin.as_fd()))?;
-    got.0.parse().map_err(|_| io::ErrorKind::InvalidData.into())
+pub fn start_program(kind: &str, argument: &str, stdin: OwnedFd) -> io::Result<Program> {
+    let Reply(pid, process) = ask(&[START, kind, argument], Some(stdin.as_fd()))?;
+    let (Ok(pid), Some(process)) = (pid.parse(), process) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    Ok(Program { pid, process })
 }
 
 /// Has the starter end a process that it has started, or that such a one has, if it runs still.
@@ -71,6 +83,12 @@ pub fn start_program(kind: &str, argument: &str, stdin: OwnedFd) -> io::Result<u
 pub fn end_program(pid: u32) -> Option<String> {
     let got = ask(&[END, &pid.to_string()], None).ok()?;
     Some(got.0).filter(|status| !status.is_empty())
+}
+
+/// Has the starter end a process that another one has started, if it runs still.
+pub fn end_process(process: BorrowedFd<'_>) {
+    // Without a starter it stays; to end it is best effort.
+    let _ = ask(&[END, ""], Some(process));
 }
 
 /// Opens a network namespace.
@@ -154,13 +172,23 @@ pub fn serve(
         let done = match words[..] {
             [START, kind, argument] => {
                 fds.pop().ok_or(io::ErrorKind::InvalidData.into()).and_then(|stdin| {
-                    let child = command(kind, argument)?.stdin(Stdio::from(stdin)).spawn()?;
+                    let mut child = command(kind, argument)?.stdin(Stdio::from(stdin)).spawn()?;
                     let pid = child.id();
+                    let process = opened_process(pid).inspect_err(|_| {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    })?;
                     children.insert(pid, child);
-                    Ok(Reply(pid.to_string(), None))
+                    Ok(Reply(pid.to_string(), Some(process)))
                 })
             }
-            [END, pid] => Ok(Reply(end(pid, &mut children), None)),
+            [END, pid] => {
+                let ended = fds.pop().map(|process| {
+                    let _ = pidfd_send_signal(process, Signal::KILL);
+                    String::new()
+                });
+                Ok(Reply(ended.unwrap_or_else(|| end(pid, &mut children)), None))
+            }
             [NAMESPACE, path] => {
                 opened(Path::new(path)).map(|file| Reply(String::new(), Some(file.into())))
             }
@@ -197,13 +225,20 @@ fn end(pid: &str, children: &mut BTreeMap<u32, Child>) -> String {
 
 /// Ends a process that a child has started: only one of this process's group.
 fn end_other(pid: u32) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    if let Some(pid) = pid
-        && let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
-        && getpgid(Some(pid)).is_ok_and(|group| group == getpgrp())
+    if let Ok(process) = opened_process(pid)
+        && getpgid(raw(pid)).is_ok_and(|group| group == getpgrp())
     {
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
+}
+
+fn raw(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+fn opened_process(pid: u32) -> io::Result<OwnedFd> {
+    let pid = raw(pid).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::time::Duration;
 
@@ -306,7 +307,7 @@ fn reload_keeps_the_socket_and_what_does_not_differ() {
     let mut a = Peer::connect(&switch, &dir, "a");
     meet(&mut a, &mut b, A, B);
     let mode = std::fs::metadata(dir.path("a")).unwrap();
-    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o666);
+    assert_eq!(mode.permissions().mode() & 0o777, 0o666);
     assert!(switch.ctl(&["del-port", "a"]).status.success());
     a.wait_for_end();
     assert!(!dir.path("a").exists());
@@ -510,16 +511,49 @@ fn passt_is_started_again_and_ends_with_the_switch() {
     let log = switch.log();
     assert_eq!(log.matches("peer disconnected").count(), 1, "{log}");
     assert!(log.contains("passt: signal: 9"), "{log}");
-    // Its connection goes on in the next process, and it ends with that.
+    // Its connection goes on in the next process, which ends it even if it does not notice the end
+    // of its connection: here it is stopped.
     let second = passts(&switch)[0];
     let _next = upgrade(&switch);
     assert_eq!(switch.port("show", "uplink")["connections"], 2);
     assert!(switch.is_up("uplink"));
+    stop(second);
     assert!(switch.ctl(&["shutdown"]).status.success());
-    let proc = format!("/proc/{second}/stat");
-    let has_ended = || {
-        std::fs::read_to_string(&proc).is_ok_and(|stat| stat.contains(") Z "))
-            || !std::path::Path::new(&proc).exists()
-    };
-    wait_for("passt to end", has_ended);
+    wait_for("passt to end", || has_ended(second));
+}
+
+/// Another program of its name never reads its connection, so does not notice its end.
+#[test]
+fn passt_that_hangs_ends_after_a_kill_of_the_switch() {
+    let dir = Dir::new();
+    let script = dir.path("passt");
+    std::fs::write(&script, "#!/bin/sh\nwhile :; do sleep 0.1; done\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", dir.text(""), std::env::var("PATH").unwrap());
+    let mut command = common::pvswitch();
+    let args = ["run", "--quiet", "--keep", "--uplink", "passt", "--control", &dir.text("ctl")];
+    let switch = Switch::spawn(&dir, {
+        command.args(args).env("PATH", path);
+        command
+    });
+    switch.wait_up("uplink", true);
+    let first = passts(&switch)[0];
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    wait_for("passt to end", || has_ended(first));
+    switch.wait_up("uplink", true);
+    let second = passts(&switch);
+    assert!(second.len() == 1 && second[0] != first, "{second:?} after {first}");
+    switch.shut_down(&dir);
+    wait_for("the next to end", || has_ended(second[0]));
+}
+
+fn stop(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+}
+
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| stat.contains(") Z "))
 }

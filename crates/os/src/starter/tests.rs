@@ -25,8 +25,8 @@ fn with_starter(test: impl FnOnce()) {
     serves.join().unwrap().unwrap();
 }
 
-/// Runs a line of the shell, and returns its id and the other end of its standard input.
-fn shell(line: &str) -> (u32, UnixStream) {
+/// Runs a line of the shell, and returns it and the other end of its standard input.
+fn shell(line: &str) -> (Program, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (start_program("sh", line, theirs.into()).unwrap(), ours)
 }
@@ -35,16 +35,23 @@ fn shell(line: &str) -> (u32, UnixStream) {
 #[test]
 fn what_a_confined_thread_may_not_is_done_for_it() {
     with_starter(|| {
-        let (pid, mut end) = shell("echo hello >&0; exit 3");
+        let (Program { pid, .. }, mut end) = shell("echo hello >&0; exit 3");
         let mut text = String::new();
         end.read_to_string(&mut text).unwrap();
         assert_eq!(text, "hello\n");
         assert_eq!(end_program(pid).as_deref(), Some("exit status: 3"));
         assert_eq!(end_program(pid), None, "it is unknown by now");
 
-        let (pid, mut end) = shell("exec sleep 1000");
+        let (Program { pid, .. }, mut end) = shell("exec sleep 1000");
         assert_eq!(end_program(pid).as_deref(), Some("signal: 9 (SIGKILL)"));
         assert_eq!(end.read(&mut [0]).unwrap(), 0);
+
+        // By its descriptor, as for a starter that has not started it; then it has ended.
+        let (Program { pid, process }, mut end) = shell("exec sleep 1000");
+        end_process(process.as_fd());
+        assert_eq!(end.read(&mut [0]).unwrap(), 0);
+        assert_eq!(end_program(pid).as_deref(), Some("signal: 9 (SIGKILL)"));
+        end_process(process.as_fd());
 
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let error = start_program("none", "", null()).unwrap_err();

@@ -87,8 +87,8 @@ pub(super) struct Endpoint {
     pub(super) since: Instant,
     /// When this side connects again.
     pub(super) retry: Option<Instant>,
-    /// The process that it started.
-    pub(super) passt: Option<u32>,
+    /// The process that was started for it.
+    pub(super) passt: Option<passt::Process>,
     pub(super) connections: u64,
     pub(super) errors: Errors,
 }

@@ -81,6 +81,9 @@ pub(super) struct PortOffer {
     /// The connection of a stream port.
     #[serde(default)]
     pub(super) stream: Option<u32>,
+    /// The passt process of a port.
+    #[serde(default)]
+    pub(super) passt: Option<u32>,
     /// AF_XDP sockets.
     #[serde(default)]
     pub(super) xdp: Option<XdpOffer>,

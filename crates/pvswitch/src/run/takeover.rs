@@ -29,7 +29,7 @@ use super::keep::StoreState;
 use super::reload::Leaving;
 use super::vhost::backend_of;
 use super::vifs::{XenInherited, XenOffer};
-use super::{Attach, Event, RunError, System};
+use super::{Attach, Event, RunError, System, passt};
 use crate::config::Origin;
 use crate::demo::format::plural;
 use crate::http;
@@ -421,7 +421,7 @@ impl System {
                 (Some(offer), None) => self.adopt_vif(&port.name, offer),
                 (None, _) => {}
             }
-            self.import_records(port);
+            self.import_records(port, fds);
         }
         Ok(served)
     }
@@ -454,7 +454,7 @@ impl System {
         Ok(())
     }
 
-    fn import_records(&mut self, offer: &PortOffer) {
+    fn import_records(&mut self, offer: &PortOffer, fds: &mut Descriptors) {
         let state = self.ports.get_mut(&offer.name);
         let Some(attach) = state.map(|state| &mut state.attach) else { return };
         let is_connected = attach.is_connected();
@@ -462,6 +462,8 @@ impl System {
             if end.connects() && !is_connected {
                 end.retry = Some(Instant::now());
             }
+            let passt = offer.passt.and_then(|at| fds.take(at).ok());
+            end.passt = passt.map(passt::Process::Inherited);
             end.connections = offer.connections;
             end.errors = Errors::import(&offer.errors, offer.last_error.clone());
         }

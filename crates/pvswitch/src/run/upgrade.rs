@@ -43,7 +43,7 @@ pub(super) fn program() -> PathBuf {
 
 /// A process that is started to take over; killed unless it did.
 struct Next {
-    child: u32,
+    child: os::Program,
     /// Under a service manager: the process that the child has started, and has left.
     left: Option<u32>,
     socket: OwnedFd,
@@ -54,7 +54,10 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.took_over {
-            self.left.into_iter().chain([self.child]).for_each(|pid| drop(os::end_program(pid)));
+            self.left
+                .into_iter()
+                .chain([self.child.pid])
+                .for_each(|pid| drop(os::end_program(pid)));
         }
     }
 }
@@ -81,7 +84,7 @@ impl Next {
     }
 
     fn pid(&self) -> u32 {
-        self.left.unwrap_or(self.child)
+        self.left.unwrap_or(self.child.pid)
     }
 
     fn send(&self, what: &[u8], fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), RunError> {
@@ -305,6 +308,7 @@ pub(super) fn port_offer<'a>(
     (offer.blocked, offer.takeovers) = (state.blocked, state.takeovers);
     if let Some(end) = state.attach.endpoint() {
         offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
+        offer.passt = end.passt.as_ref().map(|process| export_fd(fds, process.as_fd()));
         offer.connections = end.connections;
         (offer.errors, offer.last_error) = end.errors.export();
     }
