@@ -4,6 +4,7 @@ mod bulk;
 mod coalescing;
 mod copies;
 mod fairness;
+mod features;
 mod grid;
 mod hostile;
 mod idle;
@@ -11,6 +12,7 @@ mod latency;
 mod limit;
 mod ndr;
 mod neighbours;
+mod outages;
 mod pair;
 mod peers;
 mod policies;
@@ -44,6 +46,8 @@ pub const ALL: &[&dyn Study] = &[
     &ndr::Ndr,
     &soak::Soak,
     &sandbox::Sandbox,
+    &outages::Outages,
+    &features::Features,
 ];
 
 /// Returns the study of that name.

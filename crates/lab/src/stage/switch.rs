@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use api::Request;
 use api::control::Client;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{
@@ -178,10 +179,24 @@ impl Switch {
     }
 
     /// Hands the switch to a new process of the same program, like `ctl upgrade`. It must have been
-    /// started with `--keep`.
-    pub fn upgrade(&self) -> Result<(), Fail> {
+    /// started with `--keep`. Returns what the new one says of that (`taken_over` of `show`).
+    pub fn upgrade(&self) -> Result<Value, Fail> {
         let old = self.id();
         self.ask(&Request::Upgrade { program: None })?;
+        self.wait_for_next(old)
+    }
+
+    /// Kills its process, and waits for the one that takes over, like [`upgrade`](Self::upgrade).
+    pub fn kill(&self) -> Result<Value, Fail> {
+        let old = self.id();
+        let pid = i32::try_from(old).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| Fail::Cell("the switch has no process".into()))?;
+        kill_process(pid, Signal::KILL).map_err(|error| Fail::Cell(error.to_string()))?;
+        self.wait_for_next(old)
+    }
+
+    fn wait_for_next(&self, old: u32) -> Result<Value, Fail> {
+        let mut taken_over = Value::Null;
         wait_for("the next process", START_MAX_S, || {
             self.check()?;
             // Connections to the control socket end with the process.
@@ -191,9 +206,11 @@ impl Switch {
             if pid != old {
                 self.pid.set(pid);
                 self.control.replace(control);
+                taken_over = show["taken_over"].clone();
             }
             Ok(pid != old)
-        })
+        })?;
+        Ok(taken_over)
     }
 
     /// Fails, with the end of its log, if it has ended.

@@ -187,7 +187,7 @@ fn kept_rate(results: &Results) -> Option<Part> {
 }
 
 /// Returns the private memory of a process, in KiB; 0: unknown.
-fn private_kib(pid: u32) -> f64 {
+pub(super) fn private_kib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let private = text.lines().filter(|line| line.starts_with("Private_"));
     let kib = private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
