@@ -369,7 +369,7 @@ impl System {
         let common = Common {
             fdb: Arc::clone(&fdb),
             mode: options.mode,
-            flow_key,
+            flow_key: inherited.flow_key.unwrap_or(flow_key),
             costs: crate::cost::costs_on(options.cpus.first().copied()),
             reports: reports_tx,
             reports_wake: Arc::clone(&wake),

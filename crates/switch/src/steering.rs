@@ -56,6 +56,32 @@ impl Steering {
     }
 }
 
+impl Steering {
+    /// Flows that are not idle, for another process: of each the hash and the queue, big-endian.
+    pub fn export(&self, now_s: u32) -> Vec<u8> {
+        let all = self.flows.iter().map(|place| place.load(Ordering::Relaxed));
+        let live = all.filter(|flow| *flow != 0 && !is_idle(*flow as u16, now_s as u16));
+        let queue = |flow: u64| ((flow >> 16) as u16).wrapping_sub(1);
+        live.flat_map(|flow| {
+            let (hash, queue) = (((flow >> 32) as u32).to_be_bytes(), queue(flow).to_be_bytes());
+            hash.into_iter().chain(queue)
+        })
+        .collect()
+    }
+
+    /// Takes over flows of another process, with the same key of hashes.
+    pub fn import(&self, flows: &[u8], now_s: u32) {
+        for flow in flows.as_chunks::<EXPORTED>().0 {
+            let [a, b, c, d, e, f] = *flow;
+            let (hash, queue) = (u32::from_be_bytes([a, b, c, d]), u16::from_be_bytes([e, f]));
+            let _ = self.queue(hash, queue, now_s);
+        }
+    }
+}
+
+/// Bytes of an exported flow.
+const EXPORTED: usize = 6;
+
 /// Whether the idle time is over. Another worker's clock may be a second ahead.
 fn is_idle(since_s: u16, now_s: u16) -> bool {
     let for_s = now_s.wrapping_sub(since_s);
@@ -116,6 +142,26 @@ mod tests {
             });
             assert!(a[0].is_some() && a == b && a[0] == a[1], "{a:?} {b:?}");
         }
+    }
+
+    #[test]
+    fn flows_keep_their_queues_in_another_process() {
+        let (old, new) = (Steering::new(4), Steering::new(4));
+        let flows = [(0, 3), (4094, 2), (4096 + 7, 1), (u32::MAX, 0)];
+        for (hash, queue) in flows {
+            assert_eq!(old.queue(hash, queue, 20), Some(queue));
+        }
+        assert_eq!(old.queue(9, 1, 10), Some(1), "it is idle soon");
+        let exported = old.export(20);
+        assert_eq!(exported.len(), flows.len() * EXPORTED);
+        // Its clock began later; half a flow is none.
+        new.import(&[&exported[..], &[1, 2, 3]].concat(), 1);
+        for (hash, queue) in flows {
+            assert_eq!(new.queue(hash, queue ^ 1, 2), Some(queue));
+        }
+        assert_eq!(new.queue(9, 2, 2), Some(2));
+        Steering::new(1).import(&exported, 1);
+        assert!(Steering::new(1).export(1).is_empty());
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub(super) struct Offer {
     pub(super) made_ns: u64,
     /// Costs of sleeping on this machine, in ns: wake, wake_late, nap, nap_late.
     pub(super) costs_ns: [u64; 4],
+    /// Key of the flow hash, without which flows would change their queues.
+    #[serde(default)]
+    pub(super) flow_key: Option<u64>,
     /// The store of a switch that is kept.
     pub(super) keep: Option<StoreState>,
     pub(super) control: Option<ListenerState>,
@@ -146,6 +149,9 @@ pub(super) struct PortHanded {
     /// Queues of AF_XDP sockets.
     #[serde(default)]
     pub(super) xdp: Vec<XdpQueueHanded>,
+    /// Place of its flows' queues among the bytes after the message.
+    #[serde(default)]
+    pub(super) flows: (usize, usize),
 }
 
 pub(super) type Counters = Vec<(String, u64)>;

@@ -91,6 +91,8 @@ pub(super) struct Inherited {
     pub(super) blocked: BTreeMap<String, bool>,
     /// The store of a switch that is kept, and the keeper's socket.
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
+    /// Key of the flow hash.
+    pub(super) flow_key: Option<u64>,
     /// Descriptors by name that the starter of this process, or of the first before it, passed.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
@@ -185,7 +187,7 @@ impl Takeover {
 
     fn import_inherited(&mut self) -> Result<Inherited, ImportError> {
         let Self { offer, fds, .. } = self;
-        let mut all = Inherited::default();
+        let mut all = Inherited { flow_key: offer.flow_key, ..Inherited::default() };
         if let Some(keep) = offer.keep.take() {
             let keeper = keep.keeper.map(|at| fds.take(at)).transpose()?;
             all.keep = Some((keep, keeper));
@@ -488,6 +490,7 @@ impl System {
 
     /// Sets the counters of a port, starts its rings and restores its frames. Workers are frozen.
     fn resume_port(&mut self, name: &str, handed: &PortHanded, frames: &[u8], killed: bool) {
+        let now_s = self.now_s();
         let Some(state) = self.ports.get_mut(name) else { return };
         // Counters that this version does not know are dropped.
         for (queue, counters) in state.ingress.iter().zip(&handed.ingress) {
@@ -500,6 +503,9 @@ impl System {
                 let _ = queue.stats.restore(name, *value);
             }
         }
+        let (at, len) = handed.flows;
+        let flows = at.checked_add(len).and_then(|end| frames.get(at..end));
+        state.port.import_flows(flows.unwrap_or_default(), now_s);
         let mut failed = None;
         if matches!(state.attach, Attach::Xen(_)) {
             self.resume_vif(name, handed.vif.as_ref());

@@ -210,6 +210,7 @@ impl System {
                 let costs = self.pool.common.costs;
                 [costs.wake, costs.wake_late, costs.nap, costs.nap_late].map(Ns::get)
             },
+            flow_key: Some(self.pool.common.flow_key),
             keep: None,
             activated: Vec::new(),
             ports,
@@ -231,6 +232,7 @@ impl System {
         let stopped_ns = os::monotonic().as_nanos() as u64;
         let new = |address: &Address| !known.contains(address);
         let addresses = self.learned().into_iter().filter(new).collect();
+        let now_s = self.now_s();
         let mut senders = Vec::new();
         for state in self.ports.values() {
             for (queue, ingress) in (0..).zip(&state.ingress) {
@@ -275,11 +277,15 @@ impl System {
                 Attach::Xen(port) => xen::positions(buses, port),
                 _ => None,
             };
+            let flows = state.port.export_flows(now_s);
+            let at = bytes.len();
+            bytes.extend(&flows);
+            let flows = (at, flows.len());
             // Last: the above may call a guest, which is counted.
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
             let name = state.spec.name.clone();
-            PortHanded { name, positions, vif, ingress, egress, held, unsent, stream, xdp }
+            PortHanded { name, positions, vif, ingress, egress, held, unsent, stream, xdp, flows }
         });
         let ports = ports.collect();
         Handed { stopped_ns, ports, addresses }
