@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, may_make_taps, of_interface,
+    Bystanders, Dir, Gen, RECEIVER, SENDER, Switch, hundred_ports, may_make_taps, of_interface,
     sender_and_sink, signal, upgrade, wait_for,
 };
 use rustix::process::Signal;
@@ -44,6 +44,37 @@ fn upgrade_under_traffic(forward: &str, guest: &[&str]) {
     assert_eq!(got["received_bytes"], sent["sent_bytes"]);
     assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{got}");
     switch.shut_down(&dir);
+}
+
+/// On another queue it could overtake frames that the guest has not read.
+#[test]
+fn flow_keeps_its_queue_over_upgrades() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", ",queues=2")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let sink = ["--mode", "sink", "--mac", RECEIVER, "--queues", "2"];
+    let sink = Gen::start(&dir.path("b"), &sink);
+    switch.wait_up("b", true);
+    let sender = ["--mac", SENDER, "--peer", RECEIVER, "--rate", "20k"];
+    let sender = Gen::start(&dir.path("a"), &sender);
+    switch.wait_up("a", true);
+    let mut living = Vec::new();
+    for _ in 0..6 {
+        switch.wait_for_frames("a", 200);
+        living.push(upgrade(&switch));
+    }
+    switch.wait_for_frames("a", 200);
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    let stats = || switch.port("stats", "b");
+    let frames = |queue: &Value| queue["frames"].as_u64().unwrap();
+    let of = |stats: &Value| -> Vec<_> {
+        stats["egress"].as_array().unwrap().iter().map(frames).collect()
+    };
+    wait_for("all frames", || of(&stats()).iter().sum::<u64>() == sent);
+    let queues = of(&stats());
+    assert_eq!(queues.iter().filter(|frames| **frames > 0).count(), 1, "{queues:?}");
+    let got = sink.end();
+    assert_eq!((&got["received_frames"], &got["late_frames"]), (&sent.into(), &0.into()), "{got}");
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl Gen {
 }
 
 /// Addresses of [`sender_and_sink`].
-const SENDER: &str = "02:00:00:00:00:01";
+pub const SENDER: &str = "02:00:00:00:00:01";
 pub const RECEIVER: &str = "02:00:00:00:00:02";
 
 /// A guest of port `a` that sends 20,000 frames per second to one of port `b`, both with these

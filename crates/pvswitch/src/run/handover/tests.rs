@@ -25,8 +25,9 @@ fn port() -> impl Strategy<Value = PortHanded> {
     let queue = (free, any::<u64>());
     let queue = queue.prop_map(|(free, counted)| XdpQueueHanded { free, counted });
     let xdp = proptest::collection::vec(queue, 0..3);
-    (positions, counters(), counters(), frames(), frames(), stream, xdp).prop_map(
-        |(positions, ingress, egress, held, unsent, stream, xdp)| PortHanded {
+    let flows = any::<(usize, usize)>();
+    (positions, counters(), counters(), frames(), frames(), stream, xdp, flows).prop_map(
+        |(positions, ingress, egress, held, unsent, stream, xdp, flows)| PortHanded {
             name: "p".into(),
             positions,
             vif: None,
@@ -36,6 +37,7 @@ fn port() -> impl Strategy<Value = PortHanded> {
             unsent,
             stream,
             xdp,
+            flows,
         },
     )
 }
