@@ -125,18 +125,6 @@ impl Port {
         port.charged_to(Arc::default())
     }
 
-    /// The queues of its flows, for [`import_flows`](Self::import_flows) of a port of another
-    /// process, which must have the same `flow_key`: a flow that changed its queue could be received
-    /// out of order.
-    pub fn export_flows(&self, now_s: u32) -> Vec<u8> {
-        self.steering.export(now_s)
-    }
-
-    /// Takes over flows from [`export_flows`](Self::export_flows). What is no flow is left out.
-    pub fn import_flows(&self, flows: &[u8], now_s: u32) {
-        self.steering.import(flows, now_s);
-    }
-
     /// Replaces its account, which has the default limits, by `account`.
     #[must_use]
     pub fn charged_to(mut self, account: Arc<Account>) -> Self {

@@ -51,6 +51,18 @@ pub(super) struct LockedQueue<'p> {
 }
 
 impl Port {
+    /// The queues of its flows, for [`import_flows`](Self::import_flows) of a port of another
+    /// process, which must have the same `flow_key`: a flow that changed its queue could be
+    /// received out of order.
+    pub fn export_flows(&self, now_s: u32) -> Vec<u8> {
+        self.steering.export(now_s)
+    }
+
+    /// Takes over flows from [`export_flows`](Self::export_flows). What is no flow is left out.
+    pub fn import_flows(&self, flows: &[u8], now_s: u32) {
+        self.steering.import(flows, now_s);
+    }
+
     /// Locks one of its egress queues.
     #[inline]
     pub(super) fn lock(&self, queue: u16) -> LockedQueue<'_> {
