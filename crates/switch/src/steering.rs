@@ -54,9 +54,7 @@ impl Steering {
             }
         }
     }
-}
 
-impl Steering {
     /// Flows that are not idle, for another process: of each the hash and the queue, big-endian.
     pub fn export(&self, now_s: u32) -> Vec<u8> {
         let all = self.flows.iter().map(|place| place.load(Ordering::Relaxed));

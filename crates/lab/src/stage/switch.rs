@@ -179,7 +179,7 @@ impl Switch {
     }
 
     /// Hands the switch to a new process of the same program, like `ctl upgrade`. It must have been
-    /// started with `--keep`. Returns what the new one says of that (`taken_over` of `show`).
+    /// started with `--keep`. Returns the report of the new one (`taken_over` of `show`).
     pub fn upgrade(&self) -> Result<Value, Fail> {
         let old = self.id();
         self.ask(&Request::Upgrade { program: None })?;

@@ -25,7 +25,7 @@ const ABOUT: &str = "\
 Two guests, of which one sends a request as soon as it has the last one's reply, beside idle \
 guests; all are connected. upgrade: ctl upgrade hands the switch to a new process of the same \
 program. kill: SIGKILL, and a process that was started before takes over (--keep). The outage is \
-what the switch says: from the moment in which the old process stops forwarding, or its end is \
+what the switch reports: from the moment in which the old process stops forwarding, or its end is \
 noticed, until the new one forwards. The longest round trip is the guest's view, from the signal.";
 
 const MEASURES: [Measure; 5] = [
@@ -135,7 +135,7 @@ impl Study for Outages {
         ));
         for (title, measure) in [
             ("Longest round trip of a guest, ms", "longest"),
-            ("Outage as the switch says it, ms", "outage"),
+            ("Outage as the switch reports it, ms", "outage"),
             ("Private memory of the next process, KiB", "memory"),
         ] {
             parts.extend(grid.table(title, "Columns: connected ports.", measure));

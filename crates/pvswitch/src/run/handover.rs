@@ -151,7 +151,7 @@ pub(super) struct PortHanded {
     pub(super) xdp: Vec<XdpQueueHanded>,
     /// Place of its flows' queues among the bytes after the message.
     #[serde(default)]
-    pub(super) flows: (usize, usize),
+    pub(super) flows: Place,
 }
 
 pub(super) type Counters = Vec<(String, u64)>;
@@ -164,6 +164,21 @@ pub(super) struct Frame {
     pub(super) len: usize,
     /// Id and queue of its sender.
     pub(super) from: Option<(u16, u16)>,
+}
+
+/// Where a part is among the bytes after a message: its offset and length.
+pub(super) type Place = (usize, usize);
+
+/// Appends a part to the bytes after a message.
+pub(super) fn put(bytes: &mut Vec<u8>, part: &[u8]) -> Place {
+    let at = bytes.len();
+    bytes.extend(part);
+    (at, part.len())
+}
+
+/// The part at a place; `None`: the other process sent fewer bytes.
+pub(super) fn part((at, len): Place, bytes: &[u8]) -> Option<&[u8]> {
+    bytes.get(at..at.checked_add(len)?)
 }
 
 /// Encodes a message, and bytes that it refers to.

@@ -17,6 +17,7 @@ use vhost_user::backend::{Descriptors, Exported, export_fd};
 use vhost_user::foreign::{self, ForeignFd};
 
 use super::endpoint::Endpoint;
+use super::handover::{Place, part, put};
 use super::reload::{Leaving, Prepared};
 use super::{Attach, PortState, RunError, System, passt};
 use crate::spec::{Kind, PortSpec};
@@ -69,8 +70,8 @@ impl Queues {
 pub(super) struct StreamHanded {
     /// Places of bytes read and not forwarded, and of bytes not sent yet, among those after the
     /// message.
-    pub(super) unread: (usize, usize),
-    pub(super) unsent: (usize, usize),
+    pub(super) unread: Place,
+    pub(super) unsent: Place,
     /// Whether the connection has ended in a way that the next process cannot notice.
     pub(super) ended: bool,
 }
@@ -89,21 +90,16 @@ impl StreamPort {
 
     /// The rest of a connection's state; its bytes are added to `bytes`. Workers are frozen.
     pub(super) fn handed(&self, bytes: &mut Vec<u8>) -> StreamHanded {
-        let mut add = |part: &[u8]| {
-            let at = bytes.len();
-            bytes.extend(part);
-            (at, part.len())
-        };
         let pair = match &self.queues {
             Queues::Stream(pair) => pair,
             Queues::Dgram(pair) => {
-                let unsent = add(&lock(&pair.egress).unsent());
+                let unsent = put(bytes, &lock(&pair.egress).unsent());
                 return StreamHanded { unsent, ..StreamHanded::default() };
             }
         };
         let ingress = lock(&pair.ingress);
-        let unread = add(ingress.unsent());
-        let unsent = add(lock(&pair.egress).unsent());
+        let unread = put(bytes, ingress.unsent());
+        let unsent = put(bytes, lock(&pair.egress).unsent());
         StreamHanded { unread, unsent, ended: ingress.has_ended() }
     }
 
@@ -280,8 +276,7 @@ impl System {
 
     /// Goes on where the other process stopped. Workers are frozen.
     pub(super) fn resume_stream(&mut self, name: &str, handed: &StreamHanded, bytes: &[u8]) {
-        let part = |(at, len): (usize, usize)| bytes.get(at..at.checked_add(len)?);
-        let resumed = match (part(handed.unread), part(handed.unsent)) {
+        let resumed = match (part(handed.unread, bytes), part(handed.unsent, bytes)) {
             _ if handed.ended => Err("it had ended".into()),
             (Some(unread), Some(unsent)) => self.start_stream(name, unread, unsent),
             _ => Err("the other process handed over too few bytes".into()),

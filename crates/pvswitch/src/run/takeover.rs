@@ -23,7 +23,7 @@ use vhost_user::connection::{Connection, ConnectionState};
 use super::accounts::Errors;
 use super::handover::{
     Address, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply, VERSION,
-    decode, encode,
+    decode, encode, part,
 };
 use super::keep::StoreState;
 use super::reload::Leaving;
@@ -503,9 +503,7 @@ impl System {
                 let _ = queue.stats.restore(name, *value);
             }
         }
-        let (at, len) = handed.flows;
-        let flows = at.checked_add(len).and_then(|end| frames.get(at..end));
-        state.port.import_flows(flows.unwrap_or_default(), now_s);
+        state.port.import_flows(part(handed.flows, frames).unwrap_or_default(), now_s);
         let mut failed = None;
         if matches!(state.attach, Attach::Xen(_)) {
             self.resume_vif(name, handed.vif.as_ref());
@@ -577,6 +575,5 @@ impl System {
 
 /// A frame's header and bytes; `None`: it is not one.
 fn bytes_of<'a>(frame: &Frame, bytes: &'a [u8]) -> Option<(VnetHdr, &'a [u8])> {
-    let end = frame.at.checked_add(frame.len)?;
-    Some((VnetHdr::parse(&frame.hdr), bytes.get(frame.at..end)?))
+    Some((VnetHdr::parse(&frame.hdr), part((frame.at, frame.len), bytes)?))
 }

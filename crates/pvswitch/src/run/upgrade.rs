@@ -22,7 +22,7 @@ use vhost_user::backend::{Exported, export_fd};
 
 use super::handover::{
     Address, Counters, Frame, GO, Handed, ListenerState, Offer, PortHanded, PortOffer, Reply,
-    VERSION, decode, encode,
+    VERSION, decode, encode, put,
 };
 use super::stream::StreamHanded;
 use super::takeover::LEFT_BY;
@@ -43,7 +43,7 @@ pub(super) fn program() -> PathBuf {
 
 /// A process that is started to take over; killed unless it did.
 struct Next {
-    child: os::Program,
+    child: u32,
     /// Under a service manager: the process that the child has started, and has left.
     left: Option<u32>,
     socket: OwnedFd,
@@ -54,10 +54,7 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.took_over {
-            self.left
-                .into_iter()
-                .chain([self.child.pid])
-                .for_each(|pid| drop(os::end_program(pid)));
+            self.left.into_iter().chain([self.child]).for_each(|pid| drop(os::end_program(pid)));
         }
     }
 }
@@ -80,11 +77,11 @@ impl Next {
         let (socket, theirs) = os::socketpair().map_err(failed)?;
         let name = program.to_str().ok_or(std::io::ErrorKind::InvalidFilename.into());
         let child = os::start_program(NEXT, name.map_err(failed)?, theirs).map_err(failed)?;
-        Ok(Self { child, left: None, socket, program: program.into(), took_over: false })
+        Ok(Self { child: child.pid, left: None, socket, program: program.into(), took_over: false })
     }
 
     fn pid(&self) -> u32 {
-        self.left.unwrap_or(self.child.pid)
+        self.left.unwrap_or(self.child)
     }
 
     fn send(&self, what: &[u8], fds: &[BorrowedFd<'_>], limit: Duration) -> Result<(), RunError> {
@@ -277,10 +274,7 @@ impl System {
                 Attach::Xen(port) => xen::positions(buses, port),
                 _ => None,
             };
-            let flows = state.port.export_flows(now_s);
-            let at = bytes.len();
-            bytes.extend(&flows);
-            let flows = (at, flows.len());
+            let flows = put(bytes, &state.port.export_flows(now_s));
             // Last: the above may call a guest, which is counted.
             let ingress = state.ingress.iter().map(|queue| counters(queue.stats.all())).collect();
             let egress = state.port.egress.iter().map(|q| counters(q.stats.all())).collect();
@@ -352,7 +346,6 @@ fn held_frame(copy: &HeldCopy, senders: &Senders, bytes: &mut Vec<u8>) -> Frame 
 
 /// Appends a frame to `bytes`.
 fn add(bytes: &mut Vec<u8>, hdr: &VnetHdr, frame: &[u8], from: Option<(u16, u16)>) -> Frame {
-    let at = bytes.len();
-    bytes.extend(frame);
-    Frame { hdr: hdr.bytes(), at, len: frame.len(), from }
+    let (at, len) = put(bytes, frame);
+    Frame { hdr: hdr.bytes(), at, len, from }
 }
