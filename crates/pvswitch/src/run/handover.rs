@@ -177,7 +177,8 @@ pub(super) fn put(bytes: &mut Vec<u8>, part: &[u8]) -> Place {
 }
 
 /// The part at a place; `None`: the other process sent fewer bytes.
-pub(super) fn part((at, len): Place, bytes: &[u8]) -> Option<&[u8]> {
+pub(super) fn part(place: Place, bytes: &[u8]) -> Option<&[u8]> {
+    let (at, len) = place;
     bytes.get(at..at.checked_add(len)?)
 }
 
