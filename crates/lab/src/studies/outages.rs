@@ -24,9 +24,10 @@ const LOST_AFTER_MS: f64 = 100.0;
 const ABOUT: &str = "\
 Two guests, of which one sends a request as soon as it has the last one's reply, beside idle \
 guests; all are connected. upgrade: ctl upgrade hands the switch to a new process of the same \
-program. kill: SIGKILL, and a process that was started before takes over (--keep). The outage is \
+program. kill: SIGKILL, after which the keeper (--keep) starts the next process. The outage is \
 what the switch reports: from the moment in which the old process stops forwarding, or its end is \
-noticed, until the new one forwards. The longest round trip is the guest's view, from the signal.";
+noticed, until the new one forwards. The longest round trip is the guest's view, from the signal; \
+a request without a reply counts as 100 ms, after which the next is sent.";
 
 const MEASURES: [Measure; 5] = [
     Measure::new(
@@ -78,8 +79,9 @@ impl Study for Outages {
         Plan::new(FACTS.name, 1, seconds, axes).with_power(self, scale)
     }
 
-    fn has(&self, _cell: &Cell) -> bool {
-        true
+    fn has(&self, cell: &Cell) -> bool {
+        // Two are the pair's.
+        cell.number("ports") >= 2.0
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
