@@ -132,12 +132,6 @@ impl<T: Copy + PartialOrd> Untrusted<T> {
         Self(value)
     }
 
-    /// The value, unchecked: for prefetching only.
-    #[inline]
-    pub const fn hint(self) -> T {
-        self.0
-    }
-
     /// The value, if it is below `end`; otherwise the same value, for the report.
     #[inline]
     pub fn check_below(self, end: T) -> Result<T, T> {

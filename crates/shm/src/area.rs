@@ -164,6 +164,37 @@ mod plain {
         words!(load_u32, store_u32, u32, AtomicU32);
         words!(load_u64, store_u64, u64, AtomicU64);
 
+        /// Loads (relaxed) consecutive little-endian data words, each fetched once.
+        #[inline]
+        pub fn load_u16s(&self, offset: usize, out: &mut [u16]) {
+            let len = size_of_val(out);
+            assert!(
+                offset <= self.len && len <= self.len - offset,
+                "{len} at {offset} of {}",
+                self.len
+            );
+            let at = self.word::<[AtomicU16; 0]>(offset).cast::<AtomicU16>();
+            // SAFETY: they lie inside the mapping, checked above, which outlives the borrow of
+            // `self`; all are atomics, as for data words.
+            // JUSTIFICATION: one check of bounds for a burst; bench `forward`.
+            let words = unsafe { NonNull::slice_from_raw_parts(at, out.len()).as_ref() };
+            for (word, out) in words.iter().zip(out) {
+                #[cfg(feature = "audit")]
+                crate::audit::load(word.as_ptr().addr(), size_of::<u16>());
+                *out = u16::from_le(word.load(Ordering::Relaxed));
+            }
+        }
+
+        /// Stores (relaxed) two consecutive little-endian data words.
+        #[inline]
+        pub fn store_u32s(&self, offset: usize, words: [u32; 2]) {
+            let at = self.word::<[AtomicU32; 2]>(offset);
+            // SAFETY: as for data words.
+            let to = unsafe { at.as_ref() };
+            to[0].store(words[0].to_le(), Ordering::Relaxed);
+            to[1].store(words[1].to_le(), Ordering::Relaxed);
+        }
+
         /// Loads (relaxed) 16 bytes as two little-endian words, each fetched once.
         #[inline]
         pub fn load_pair(&self, offset: usize) -> (u64, u64) {
@@ -421,6 +452,19 @@ mod modelled {
         pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
             self.0.data.lock().unwrap()[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
             self.0.sync[&offset].store(value, order);
+        }
+
+        /// Loads consecutive words of 16 bits.
+        pub fn load_u16s(&self, offset: usize, out: &mut [u16]) {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = self.load_u16(offset + 2 * i);
+            }
+        }
+
+        /// Stores two neighbouring words of 32 bits.
+        pub fn store_u32s(&self, offset: usize, words: [u32; 2]) {
+            self.store_u32(offset, words[0]);
+            self.store_u32(offset + 4, words[1]);
         }
 
         /// Loads two neighbouring words of 64 bits.

@@ -660,7 +660,7 @@ struct At {
 
 /// Packs a key word; its layout is in the module's documentation. Never zero.
 #[inline]
-fn pack_key(mac: [u8; 6], vlan: u16) -> u64 {
+pub(crate) fn pack_key(mac: [u8; 6], vlan: u16) -> u64 {
     // Low bytes first: compiles to two loads; the other order would need single bytes.
     let [a, b, c, d, e, f] = mac;
     let low = u64::from(u32::from_le_bytes([a, b, c, d]));

@@ -16,6 +16,7 @@ mod learn;
 mod mirror;
 mod queue;
 mod rates;
+mod run;
 mod slow;
 mod span;
 mod stalled;
@@ -33,11 +34,12 @@ use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
 use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
-use self::learn::Fact;
+use self::learn::Last;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
 use self::queue::LockedQueue;
 use self::rates::{Paced, charge_out, permitted};
+use self::run::{LastGroup, Run};
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
 pub use self::span::Span;
@@ -224,10 +226,6 @@ impl Flow<'_> {
     }
 }
 
-/// Destination of the previous frame; its group, if all frames for that port are in it.
-#[derive(Default)]
-struct LastGroup(Option<(PortId, Option<usize>)>);
-
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -273,10 +271,7 @@ pub struct Forwarder {
     aged_s: u32,
     /// Entries that had been removed from the table when these were true.
     fdb_removals: u64,
-    last_learned: Option<Fact>,
-    /// The last one of an address that stays at another port.
-    last_elsewhere: Option<Fact>,
-    last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
+    last: Last,
 }
 
 impl Forwarder {
@@ -310,9 +305,7 @@ impl Forwarder {
             paced: Paced::default(),
             aged_s: 0,
             fdb_removals: 0,
-            last_learned: None,
-            last_elsewhere: None,
-            last_found: None,
+            last: Last::default(),
         }
     }
 
@@ -326,15 +319,13 @@ impl Forwarder {
         self.group_of.resize(table.len(), (0, 0));
         self.steer.clear();
         self.table = table;
-        self.last_found = None;
-        (self.last_learned, self.last_elsewhere) = (None, None);
+        self.last = Last::default();
     }
 
     /// Replaces the rules of ports; `None`: no port has any.
     pub fn set_tenants(&mut self, tenants: Option<Arc<Tenants>>) {
         self.tenants = tenants;
-        self.last_found = None;
-        (self.last_learned, self.last_elsewhere) = (None, None);
+        self.last = Last::default();
     }
 
     /// Delivers, holds or drops each frame of a burst. `now` is any monotonic time.
@@ -346,8 +337,7 @@ impl Forwarder {
         // A guest that reconnects is learned again, within the same second, too.
         let removals = self.fdb.removals();
         if removals != self.fdb_removals {
-            (self.fdb_removals, self.last_found) = (removals, None);
-            (self.last_learned, self.last_elsewhere) = (None, None);
+            (self.fdb_removals, self.last) = (removals, Last::default());
         }
         let mirrored = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let mirrored = mirrored.filter(|port| port.mirror.is_on()).cloned();
@@ -450,11 +440,22 @@ impl Forwarder {
         let sender = sender.filter(|port| port.active() > 1).cloned();
         let mut left = None;
         let mut last = LastGroup::default();
+        let mut run = Run::default();
         for i in 0..burst.frames.len() {
             if burst.loses(i) {
                 continue;
             }
             let head = burst.head(i);
+            let start = head.first_chunk().copied();
+            if let Some(at) = run.group_of(start) {
+                if !self.made.takes(&burst.frames[i], i == 0) {
+                    left = Some(i);
+                    break;
+                }
+                self.groups[at].picks.push(i as u16);
+                continue;
+            }
+            run = Run::default();
             let (Some(dst), Some(src)) = (flow::dst_mac(head), flow::src_mac(head)) else {
                 from.stats.drops_runt.add(1);
                 continue;
@@ -488,6 +489,10 @@ impl Forwarder {
                     }
                     let at = self.group_of_flow(to, &mut flow, &mut last);
                     self.groups[at].picks.push(i as u16);
+                    let steered = sender.is_some() || !last.is_all_of(to);
+                    if !RULED && !steered && self.last.is_learned() {
+                        run = Run::new(start, at);
+                    }
                 }
                 None => {
                     let rules = rules.as_ref().map(|rules| (rules.tenants(), vid));

@@ -187,7 +187,7 @@ impl DeviceQueue {
 
     /// Marks one chain used, with `len` bytes written to it, which are all written. Chains are used
     /// in the order taken. Not visible before [`publish`](Self::publish).
-    #[inline]
+    #[inline(always)]
     pub fn put(&mut self, chain: &Chain, len: u32) {
         match &mut self.kind {
             Kind::Split(q) => q.put(chain.id, len),

@@ -3,11 +3,50 @@
 use std::sync::atomic::Ordering;
 
 use super::{Forwarder, Port, PortEvent, Source, Time};
-use crate::fdb::{Learned, Mac, PortId, Terms};
+use crate::fdb::{Learned, Mac, PortId, Terms, pack_key};
 use crate::flow;
 
-/// An address, its VLAN, the port it was seen at, and the second of that.
-pub(super) type Fact = ([u8; 6], u16, PortId, u32);
+/// What the table said last: caches for a run of frames with the same addresses. Valid for at most
+/// a second, so a move seen by another worker is noticed within a second.
+#[derive(Default)]
+pub(super) struct Last {
+    learned: Seen,
+    /// The last one of an address that stays at another port.
+    elsewhere: Seen,
+    found: Found,
+}
+
+impl Last {
+    /// Whether nothing is learned from, or counted for, a further frame from the same address.
+    #[inline]
+    pub fn is_learned(&self) -> bool {
+        self.learned != Seen::default()
+    }
+}
+
+/// An address in its VLAN, the port it was seen at, and the second of that. Packed: they are
+/// compared for each frame. The default is no address's.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Seen {
+    address: u64,
+    at: u64,
+}
+
+impl Seen {
+    #[inline]
+    fn new(mac: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> Self {
+        let at = u64::from(port.0) << 32 | u64::from(now_s);
+        Self { address: pack_key(mac, vlan), at }
+    }
+}
+
+/// The port of an address in its VLAN, and the second of the look-up. The default is no address's.
+#[derive(Default)]
+struct Found {
+    address: u64,
+    now_s: u32,
+    port: Option<PortId>,
+}
 
 impl Port {
     /// Refuses addresses that flap, for this number of seconds; 0: they are only reported.
@@ -31,11 +70,11 @@ impl Forwarder {
     #[inline(always)]
     pub(super) fn learn(&mut self, from: &Source, src: [u8; 6], vlan: u16, time: Time) -> bool {
         let (port, now_s) = (from.port, time.now_s);
-        let fact: Option<Fact> = Some((src, vlan, port, now_s));
-        if self.last_learned == fact {
+        let seen = Seen::new(src, vlan, port, now_s);
+        if self.last.learned == seen {
             return true;
         }
-        if self.last_elsewhere == fact {
+        if self.last.elsewhere == seen {
             from.stats.mac_elsewhere.add(1);
             return true;
         }
@@ -45,9 +84,9 @@ impl Forwarder {
         }
         let terms = |at| self.terms(port, at, src);
         let learned = self.fdb.learn_on(src, vlan, port, now_s, terms);
-        (self.last_learned, self.last_elsewhere) = (fact, None);
+        (self.last.learned, self.last.elsewhere) = (seen, Seen::default());
         if !matches!(learned, Learned::Known) {
-            self.last_found = None;
+            self.last.found = Found::default();
         }
         if matches!(learned, Learned::New | Learned::Moved { .. }) && self.fdb.take_report() {
             self.findings.events.push(PortEvent::Learned { port });
@@ -57,13 +96,13 @@ impl Forwarder {
             Learned::Stays { drop } => {
                 self.record_move(from, src, vlan, time);
                 if drop {
-                    self.last_learned = None;
+                    self.last.learned = Seen::default();
                     from.stats.drops_loop_guard.add(1);
                     return false;
                 }
-                self.record_elsewhere(from, fact);
+                self.record_elsewhere(from, seen);
             }
-            Learned::Static { at } if at != port => self.record_elsewhere(from, fact),
+            Learned::Static { at } if at != port => self.record_elsewhere(from, seen),
             // Expired addresses are swept when their place is needed, at most once a second: no
             // timer runs on an idle switch.
             Learned::LimitReached | Learned::TableFull if self.aged_s != now_s => {
@@ -77,20 +116,16 @@ impl Forwarder {
 
     #[inline(always)]
     pub(super) fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
-        // A cache for a run of frames to the same address; valid for at most a second, so a move
-        // seen by another worker is noticed within a second.
-        match self.last_found {
-            Some((mac, tag, when, Some(port))) if (mac, tag, when) == (dst, vlan, now_s) => {
-                Some(port)
-            }
-            _ => {
-                let port = self.fdb.lookup(dst, vlan, now_s);
-                // A static address may be at a port that is wired since.
-                let port = port.filter(|p| self.port(*p).is_some_and(|port| !port.is_wired()));
-                self.last_found = Some((dst, vlan, now_s, port));
-                port
-            }
+        let address = pack_key(dst, vlan);
+        let found = &self.last.found;
+        if found.address == address && found.now_s == now_s && found.port.is_some() {
+            return found.port;
         }
+        let port = self.fdb.lookup(dst, vlan, now_s);
+        // A static address may be at a port that is wired since.
+        let port = port.filter(|p| self.port(*p).is_some_and(|port| !port.is_wired()));
+        self.last.found = Found { address, now_s, port };
+        port
     }
 
     /// On what terms port `to` takes an address from port `at`.
@@ -107,9 +142,9 @@ impl Forwarder {
 
     /// Counts a frame whose source address stays at another port, and so do those that follow it.
     #[cold]
-    fn record_elsewhere(&mut self, from: &Source, fact: Option<Fact>) {
+    fn record_elsewhere(&mut self, from: &Source, seen: Seen) {
         // Frames from addresses that are learned are not compared with it.
-        (self.last_learned, self.last_elsewhere) = (None, fact);
+        (self.last.learned, self.last.elsewhere) = (Seen::default(), seen);
         from.stats.mac_elsewhere.add(1);
     }
 

@@ -389,18 +389,6 @@ fn static_address_is_not_moved_by_frames() {
 }
 
 #[test]
-fn vlans_are_kept_and_learned_apart() {
-    let mut rig = Rig::new(Mode::Switch, 4, 1);
-    rig.send(1, &[tagged(BROADCAST, mac(1), Some(5), 0, 1)]);
-    rig.send(2, &[tagged(BROADCAST, mac(1), Some(6), 0, 2)]);
-    (0..4).for_each(|p| drop(rig.got(p)));
-    let five = tagged(mac(1), mac(9), Some(5), 0, 3);
-    rig.send(0, &[five.clone(), tagged(mac(1), mac(9), Some(6), 0, 4), frame(mac(1), mac(9), 5)]);
-    assert_eq!((rig.got(1)[0].clone(), serials(&rig.got(2))), (five, vec![4, 5]));
-    assert_eq!(serials(&rig.got(3)), [5], "untagged: unknown there");
-}
-
-#[test]
 fn link_local_same_port_and_runts_are_dropped_and_counted() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.send(1, &[frame(BROADCAST, mac(1), 1), frame(BROADCAST, mac(2), 2)]);
@@ -793,6 +781,7 @@ mod flood;
 mod full;
 mod granted;
 mod rates;
+mod run;
 mod slow;
 mod span;
 mod storm;

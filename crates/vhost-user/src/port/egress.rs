@@ -282,12 +282,16 @@ impl VirtioEgress {
                 to.write_u16(last);
             }
             let head = burst.head(usize::from(*pick));
-            to.write(head);
+            if !head.is_empty() {
+                to.write(head);
+            }
             let mut skip = head.len() as u32;
             for seg in if ONE_SEG { &body[..1] } else { body } {
                 let rest = seg.skip(skip);
                 skip -= seg.len() - rest.len();
-                to.copy_from(rest);
+                if !rest.is_empty() {
+                    to.copy_from(rest);
+                }
             }
             queue.put(chain, total);
             bytes += u64::from(frame.len);

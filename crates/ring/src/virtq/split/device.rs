@@ -86,7 +86,7 @@ impl SplitDevice {
         let had = out.chains.len();
         let n = max.saturating_sub(had).min(usize::from(ready)).min(HEADS_MAX);
         for head in self.heads(n)[..n].iter().copied() {
-            let head = match head.check_below(self.parts.size) {
+            let head = match Untrusted::new(head).check_below(self.parts.size) {
                 Ok(head) => head,
                 Err(seen) => {
                     self.fault = Some(Malformed::DescIndex(seen));
@@ -123,13 +123,14 @@ impl SplitDevice {
 
     /// Fetches the next `n` heads, and prefetches their descriptors.
     #[inline]
-    fn heads(&self, n: usize) -> [Untrusted<u16>; HEADS_MAX] {
-        let mut heads = [Untrusted::new(0_u16); HEADS_MAX];
-        let mut at = self.avail_next;
-        for head in &mut heads[..n] {
-            let entry = self.parts.avail_entry(at.advance());
-            *head = Untrusted::new(self.parts.avail.load_u16(entry));
-            self.parts.desc.prefetch(DESC_LEN * usize::from(head.hint()));
+    fn heads(&self, n: usize) -> [u16; HEADS_MAX] {
+        let mut heads = [0; HEADS_MAX];
+        let slot = self.avail_next.slot(self.parts.mask).get();
+        let (first, wrapped) = heads[..n].split_at_mut(n.min(usize::from(self.parts.size) - slot));
+        self.parts.avail.load_u16s(RING + 2 * slot, first);
+        self.parts.avail.load_u16s(RING, wrapped);
+        for head in &heads[..n] {
+            self.parts.desc.prefetch(DESC_LEN * usize::from(*head));
         }
         heads
     }
@@ -227,8 +228,7 @@ impl SplitDevice {
     #[inline]
     pub(crate) fn put(&mut self, id: u16, len: u32) {
         let at = self.parts.used_element(self.used_next.advance());
-        self.parts.used.store_u32(at, u32::from(id));
-        self.parts.used.store_u32(at + 4, len);
+        self.parts.used.store_u32s(at, [u32::from(id), len]);
     }
 
     pub(crate) fn put_all(&mut self, chains: &[Chain]) {

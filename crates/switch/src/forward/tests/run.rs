@@ -1,0 +1,99 @@
+//! Runs of frames with one start: both addresses, and a VLAN tag.
+
+use super::*;
+
+/// What a burst did: frames of each queue of each port, and counters of the sender.
+type Effect = (Vec<Vec<Vec<u8>>>, [u64; 5]);
+
+/// Four ports: 1 and 2 are known in two VLANs, and two addresses are fixed at port 3.
+fn rig(queues: u16) -> Rig {
+    let mut rig = Rig::new(Mode::Switch, 4, queues);
+    for vlan in [None, Some(5)] {
+        rig.send(1, &[tagged(BROADCAST, mac(1), vlan, 0, 0)]);
+        rig.send(2, &[tagged(BROADCAST, mac(2), vlan, 0, 0)]);
+    }
+    rig.fdb.add_static(mac(3), 0, PortId(3), 0).unwrap();
+    rig.fdb.add_static(mac(4), 0, PortId(3), 0).unwrap();
+    effect(&mut rig);
+    rig
+}
+
+fn effect(rig: &mut Rig) -> Effect {
+    let queues = rig.egress.iter().flatten();
+    let got = queues.map(|queue| std::mem::take(&mut queue.lock().unwrap().got)).collect();
+    let stats = rig.stats(0);
+    let counters = [
+        &stats.drops_bad_source,
+        &stats.drops_link_local,
+        &stats.drops_runt,
+        &stats.drops_same_port,
+        &stats.mac_elsewhere,
+    ];
+    (got, counters.map(|counter| counter.get()))
+}
+
+/// Equal frames; often with the addresses of other runs, but in another VLAN, or of another flow.
+fn run() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let link_local = [1, 0x80, 0xc2, 0, 0, 0x0e];
+    let to = prop_oneof![
+        8 => Just(mac(1)),
+        3 => (1..7_u8).prop_map(mac),
+        1 => Just(BROADCAST),
+        1 => Just(link_local),
+    ];
+    let from = prop_oneof![
+        8 => Just(mac(7)),
+        4 => (2..8_u8).prop_map(mac),
+        1 => Just(BROADCAST),
+    ];
+    let vlan = prop_oneof![Just(None), Just(Some(5)), Just(Some(6)), Just(Some(0x2005))];
+    let cut = prop_oneof![8 => Just(60), 1 => 10..20_usize];
+    (to, from, vlan, 0..3_u16, cut, 1..6_usize).prop_map(|(to, from, vlan, flow, cut, n)| {
+        let mut frame = tagged(to, from, vlan, flow, 0);
+        frame.truncate(cut);
+        vec![frame; n]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #[test]
+    fn burst_has_the_effect_of_its_frames_one_by_one(
+        queues in 1..3_u16,
+        runs in prop::collection::vec(run(), 1..12),
+    ) {
+        let frames = runs.concat();
+        let (mut together, mut apart) = (rig(queues), rig(queues));
+        together.send(0, &frames);
+        frames.iter().for_each(|frame| apart.send(0, std::slice::from_ref(frame)));
+        prop_assert_eq!(effect(&mut together), effect(&mut apart));
+        let addresses = |rig: &Rig| rig.fdb.entries(1).len();
+        prop_assert_eq!(addresses(&together), addresses(&apart));
+    }
+}
+
+#[test]
+fn vlans_are_kept_and_learned_apart() {
+    let mut rig = Rig::new(Mode::Switch, 4, 1);
+    rig.send(1, &[tagged(BROADCAST, mac(1), Some(5), 0, 1)]);
+    rig.send(2, &[tagged(BROADCAST, mac(1), Some(6), 0, 2)]);
+    (0..4).for_each(|p| drop(rig.got(p)));
+    let five = tagged(mac(1), mac(9), Some(5), 0, 3);
+    rig.send(0, &[five.clone(), tagged(mac(1), mac(9), Some(6), 0, 4), frame(mac(1), mac(9), 5)]);
+    assert_eq!((rig.got(1)[0].clone(), serials(&rig.got(2))), (five, vec![4, 5]));
+    assert_eq!(serials(&rig.got(3)), [5], "untagged: unknown there");
+}
+
+#[test]
+fn frames_of_a_run_are_learned_from_once_and_counted_each() {
+    let mut rig = rig(1);
+    let fixed_elsewhere = frame(mac(1), mac(3), 1);
+    rig.send(0, &[fixed_elsewhere.clone(), fixed_elsewhere.clone(), fixed_elsewhere]);
+    assert_eq!(rig.stats(0).mac_elsewhere.get(), 3);
+    assert_eq!(rig.got(1).len(), 3);
+    let (vlan, other) =
+        (tagged(mac(1), mac(7), Some(5), 0, 2), tagged(mac(1), mac(7), Some(6), 0, 2));
+    rig.send(0, &[vlan.clone(), vlan.clone(), other.clone(), other]);
+    assert_eq!(rig.got(1).len(), 4);
+    assert_eq!(rig.got(2).len(), 2, "in that VLAN it is unknown");
+}
