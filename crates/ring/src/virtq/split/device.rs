@@ -85,6 +85,9 @@ impl SplitDevice {
         };
         let had = out.chains.len();
         let n = max.saturating_sub(had).min(usize::from(ready)).min(HEADS_MAX);
+        if n == 0 {
+            return Ok(0);
+        }
         for head in self.heads(n)[..n].iter().copied() {
             let head = match Untrusted::new(head).check_below(self.parts.size) {
                 Ok(head) => head,
