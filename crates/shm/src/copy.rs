@@ -329,10 +329,10 @@ const LINE: usize = 64;
 /// moves.
 const INLINE_MAX: usize = 128;
 
-/// Copies `len` bytes. Frames are mostly small, so short copies are inline: blocks of 64 bytes, then
-/// 32, 16, 8, 4, 2 and 1 as needed. Pieces never overlap: a load that spans several recent stores waits until
-/// all earlier stores have reached the cache, which here are stores to other guests' memory (halves
-/// the rate at 64 bytes).
+/// Copies `len` bytes. Frames are mostly small, so short copies are inline: blocks of 64 bytes,
+/// then 32, 16, 8, 4, 2 and 1 as needed. Pieces never overlap: a load that spans several recent
+/// stores waits until all earlier stores have reached the cache, which here are stores to other
+/// guests' memory (halves the rate at 64 bytes).
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `len` bytes. Contents may change during the copy; the
