@@ -160,12 +160,16 @@ fn loops(words: &[String], clock: Clock) -> Vec<Loop> {
     let lane = || guests::virtio(split, false, 0, 1024, 60);
     let mut loops = Vec::new();
     for (mode_name, mode) in [("cross", Mode::Cross), ("switch", Mode::Switch)] {
-        for (unit, pairs) in [("a poll", 1), ("a poll", 8), ("a frame", 1)] {
-            let kind = if unit == "a poll" { "idle" } else { "busy" };
+        for (kind, unit, pairs) in [
+            ("idle", "a poll", 1),
+            ("idle", "a poll", 8),
+            ("busy", "a frame", 1),
+            ("rated", "a frame", 1),
+        ] {
             let name = format!("worker {kind} {mode_name} {} queues", pairs * 2);
             if words.iter().all(|word| name.contains(word)) {
                 let pairs = (0..pairs).map(|_| (lane(), lane())).collect();
-                let worker = Worker::new(mode, pairs, clock);
+                let worker = Worker::new(mode, pairs, clock, kind == "rated");
                 loops.push(Loop { name, unit, worker, results: Vec::new() });
             }
         }

@@ -38,7 +38,7 @@ use self::learn::Last;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
 use self::queue::LockedQueue;
-use self::rates::{Paced, charge_out, permitted};
+use self::rates::{Paced, Permit};
 use self::run::{LastGroup, Run};
 use self::slow::Slow;
 pub use self::slow::SlowDelivery;
@@ -672,12 +672,12 @@ impl Forwarder {
         let (port, egress) = (to.port, to.egress);
         let is_free = !egress.is_holding() || self.send_held(to, now);
         // Those beyond the port's rate are held.
-        let is_rated = port.has_rate_out();
-        let mut later = Vec::new();
-        if is_rated && is_free {
-            let picks = group.picks.iter().map(|i| usize::from(*i));
-            later = group.picks.split_off(permitted(port, burst, picks, now));
-        }
+        let picks = group.picks.iter().map(|i| usize::from(*i));
+        let permit = port.has_rate_out().then(|| Permit::ask(port, burst, picks, now));
+        let mut later = match &permit {
+            Some(permit) if is_free => group.picks.split_off(permit.count),
+            _ => Vec::new(),
+        };
         let (done, fault) = if egress.is_slow(now) {
             self.put_slow(from, to, group, burst, now)
         } else if !is_free {
@@ -688,8 +688,9 @@ impl Forwarder {
             self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
         };
         to.queue.flush();
-        if is_rated {
-            charge_out(port, burst, group.picks[..done].iter().map(|i| usize::from(*i)), now);
+        if let Some(permit) = permit {
+            let picks = group.picks[..done].iter().map(|i| usize::from(*i));
+            permit.charge(port, burst, picks, now);
             if egress.is_slow(now) {
                 egress.stats.drops_rate.add(later.drain(..).len() as u64);
             }

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use switch::account::{Limit, RateLimits};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
 use switch::frame::Burst;
@@ -29,6 +30,12 @@ pub enum Clock {
 /// Time of a poll, in ns.
 const STEP_NS: u64 = 50;
 
+/// Rates of bits and of frames that no queue here reaches.
+const RATES: RateLimits = {
+    let limit = Some(Limit { per_second: 1_000_000_000_000, burst: 1_000_000_000_000 });
+    RateLimits { bits: limit, frames: limit }
+};
+
 /// A worker that spins on one queue of each of its ports.
 pub struct Worker {
     scheduler: Scheduler<Queue>,
@@ -44,8 +51,9 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The guest of the first port of each pair sends to the second.
-    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, clock: Clock) -> Self {
+    /// The guest of the first port of each pair sends to the second. `rated`: all ports have rates,
+    /// above what they need.
+    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, clock: Clock, rated: bool) -> Self {
         let mut scheduler = Scheduler::new(0, Costs::TYPICAL);
         let (mut table, mut guests) = (Vec::new(), Vec::new());
         for (a, b) in pairs {
@@ -53,10 +61,15 @@ impl Worker {
             let (egress, back) = (a.egress.expect("fresh"), b.egress.expect("fresh"));
             let ends = [(a.ingress, a.ingress_stats, back), (b.ingress, b.ingress_stats, egress)];
             for (ingress, stats, egress) in ends {
-                let port = PortId(table.len() as u16);
-                table.push(Some(Arc::new(active(port, egress))));
-                let source = Source::new(port, 0, stats, Arc::new(Tuning::new(Policy::Spin)));
-                let token = u64::from(port.0);
+                let (id, tuning) = (PortId(table.len() as u16), Tuning::new(Policy::Spin));
+                let port = active(id, egress);
+                if rated {
+                    port.set_rates(RATES, RATES);
+                    tuning.set_has_rate(true);
+                }
+                table.push(Some(Arc::new(port)));
+                let source = Source::new(id, 0, stats, Arc::new(tuning));
+                let token = u64::from(id.0);
                 let served = Served { token, source, notifies: true, of: ingress };
                 scheduler.add(served, Instant::START);
             }

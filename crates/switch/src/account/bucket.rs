@@ -45,7 +45,8 @@ pub struct RateLimits {
 struct Bucket {
     /// Tokens per second; 0: off.
     per_second: AtomicU64,
-    burst: AtomicU64,
+    /// Length of a burst, in parts, at least 1.
+    room: AtomicU64,
     /// Time at which it is full again, in parts.
     full: AtomicU64,
 }
@@ -54,18 +55,32 @@ fn parts(time: Instant) -> u64 {
     time.ns().saturating_mul(PARTS)
 }
 
+/// Parts of a second.
+const SECOND: u64 = 1_000_000_000 * PARTS;
+
+/// `a * b + more`, divided by `by`; at most [`u64::MAX`]. With 64 bits where they are enough, as for
+/// nearly each burst: a division of 128 bits is a call.
+fn scaled(a: u64, b: u64, more: u64, by: u64) -> u64 {
+    match a.checked_mul(b).and_then(|product| product.checked_add(more)) {
+        Some(sum) => sum / by,
+        None => {
+            let sum = u128::from(a) * u128::from(b) + u128::from(more);
+            u64::try_from(sum / u128::from(by)).unwrap_or(u64::MAX)
+        }
+    }
+}
+
 /// The time for `count` at `per_second`, in parts, rounded to the nearest.
 fn cost(count: u64, per_second: u64) -> u64 {
-    let per_second = u128::from(per_second.max(1));
-    let parts = u128::from(count) * u128::from(1_000_000_000 * PARTS);
-    u64::try_from((parts + per_second / 2) / per_second).unwrap_or(u64::MAX)
+    let per_second = per_second.max(1);
+    scaled(count, SECOND, per_second / 2, per_second)
 }
 
 impl Bucket {
     /// A new limit starts with a full bucket.
     fn set(&self, limit: Option<Limit>) {
         let (per_second, burst) = limit.map_or((0, 0), |limit| (limit.per_second, limit.burst));
-        self.burst.store(burst, Ordering::Relaxed);
+        self.room.store(cost(burst, per_second).max(1), Ordering::Relaxed);
         self.full.store(0, Ordering::Relaxed);
         self.per_second.store(per_second, Ordering::Relaxed);
     }
@@ -76,21 +91,21 @@ impl Bucket {
 
     /// Time by which it is to be full, and the length of its burst, in parts.
     fn state(&self, now: Instant) -> Option<(u64, u64)> {
-        let per_second = self.per_second.load(Ordering::Relaxed);
-        if per_second == 0 {
-            return None;
-        }
-        let room = cost(self.burst.load(Ordering::Relaxed), per_second).max(1);
-        Some((self.full.load(Ordering::Relaxed).saturating_sub(parts(now)), room))
+        let missing = || self.full.load(Ordering::Relaxed).saturating_sub(parts(now));
+        self.is_on().then(|| (missing(), self.room.load(Ordering::Relaxed)))
     }
 
     /// Tokens at `now`; 0: none, or a debt. `None`: unlimited.
     fn available(&self, now: Instant) -> Option<u64> {
         let (missing, room) = self.state(now)?;
-        let per_second = u128::from(self.per_second.load(Ordering::Relaxed));
-        let left = u128::from(room.saturating_sub(missing));
-        let tokens = (left * per_second).div_ceil(u128::from(1_000_000_000 * PARTS));
-        Some(u64::try_from(tokens).unwrap_or(u64::MAX))
+        let per_second = self.per_second.load(Ordering::Relaxed);
+        Some(scaled(room.saturating_sub(missing), per_second, SECOND - 1, SECOND))
+    }
+
+    /// Whether there are tokens for `count` at `now`, or it is unlimited.
+    fn has(&self, count: u64, now: Instant) -> bool {
+        let Some((missing, room)) = self.state(now) else { return true };
+        cost(count, self.per_second.load(Ordering::Relaxed)) <= room.saturating_sub(missing)
     }
 
     /// Without tokens at `now`: when there are some.
@@ -142,9 +157,18 @@ impl Limiter {
     /// [due](Self::due) later: those for which there are tokens, if they are as long as before.
     pub fn budget(&self, max: usize, now: Instant) -> usize {
         let mean = u64::from(self.mean_bits.load(Ordering::Relaxed)).max(1);
+        let all = max as u64;
+        if self.bits.has(all.saturating_mul(mean), now) && self.frames.has(all, now) {
+            return max;
+        }
         let by_bits = self.bits.available(now).map(|bits| bits.div_ceil(mean));
         let least = [by_bits, self.frames.available(now)].into_iter().flatten().min();
         least.map_or(max, |n| usize::try_from(n).unwrap_or(max).clamp(1, max.max(1)))
+    }
+
+    /// Whether there are tokens at `now` for all of `frames` frames with `bytes` bytes.
+    pub fn has(&self, frames: u64, bytes: u64, now: Instant) -> bool {
+        self.bits.has(bytes.saturating_mul(8), now) && self.frames.has(frames, now)
     }
 
     /// Number of frames, of those that cost so many frames and bytes in this order, for which there

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::rates::{charge_out, permitted};
+use super::rates::Permit;
 use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Port, Source, Table};
 use crate::frame::{BURST_MAX, Burst};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
@@ -304,8 +304,8 @@ impl Forwarder {
             senders.push(held.from.clone());
         }
         burst.snapshot();
-        let is_rated = port.has_rate_out();
-        let n = if is_rated { permitted(port, &burst, 0..n, now) } else { n };
+        let permit = port.has_rate_out().then(|| Permit::ask(port, &burst, 0..n, now));
+        let n = permit.as_ref().map_or(n, |permit| permit.count);
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
         let (done, fault) = if self.is_measured(egress, now) {
@@ -315,8 +315,8 @@ impl Forwarder {
         } else {
             self.put(&mut *to.queue, egress, &from, &picks, &burst)
         };
-        if is_rated {
-            charge_out(port, &burst, 0..done, now);
+        if let Some(permit) = permit {
+            permit.charge(port, &burst, 0..done, now);
         }
         if port.mirror.is_on() {
             self.mirror(port, &burst, 0..done, false, now);

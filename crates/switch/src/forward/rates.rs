@@ -56,11 +56,7 @@ impl Forwarder {
     #[cold]
     pub(crate) fn charge_rate(&self, from: &Source, burst: &Burst<'_>, now: Instant) {
         let Some(rate) = self.rate_in(from) else { return };
-        let (mut frames, mut bytes) = (0, 0);
-        for i in 0..burst.frames.len() - burst.left() {
-            let wire = on_wire(burst, i);
-            (frames, bytes) = (frames + wire.0, bytes + wire.1);
-        }
+        let (frames, bytes) = all_on_wire(burst, 0..burst.frames.len() - burst.left());
         rate.charge(frames, bytes, now);
     }
 
@@ -78,28 +74,57 @@ fn on_wire(burst: &Burst<'_>, i: usize) -> (u64, u64) {
     offload::on_wire(burst.head(i), frame.len, &frame.hdr)
 }
 
-/// Number of frames of a burst, of `picks` in order, that the rate to a port permits now.
-#[cold]
-pub(super) fn permitted(
-    port: &Port,
-    burst: &Burst<'_>,
-    picks: impl Iterator<Item = usize>,
-    now: Instant,
-) -> usize {
-    port.account.rate_out.prefix(picks.map(|i| on_wire(burst, i)), now)
+/// The same of all of `picks`.
+fn all_on_wire(burst: &Burst<'_>, picks: impl Iterator<Item = usize>) -> (u64, u64) {
+    let sum = |sum: (u64, u64), one: (u64, u64)| (sum.0 + one.0, sum.1 + one.1);
+    if burst.has_offloads() {
+        return picks.map(|i| on_wire(burst, i)).fold((0, 0), sum);
+    }
+    // Each is itself.
+    picks.map(|i| (1, u64::from(burst.frames[i].len))).fold((0, 0), sum)
 }
 
-/// Charges delivered frames to the rate of their port.
-#[cold]
-pub(super) fn charge_out(
-    port: &Port,
-    burst: &Burst<'_>,
-    picks: impl Iterator<Item = usize>,
-    now: Instant,
-) {
-    let sum = |sum: (u64, u64), wire: (u64, u64)| (sum.0 + wire.0, sum.1 + wire.1);
-    let (frames, bytes) = picks.map(|i| on_wire(burst, i)).fold((0, 0), sum);
-    port.account.rate_out.charge(frames, bytes, now);
+/// What the rate to a port permits of a burst.
+pub(super) struct Permit {
+    /// Number of frames, of those asked for in this order.
+    pub count: usize,
+    /// Frames and bytes of as many as were asked for.
+    asked: (usize, (u64, u64)),
+}
+
+impl Permit {
+    /// Asks for `picks` of a burst, in order.
+    #[cold]
+    pub fn ask(
+        port: &Port,
+        burst: &Burst<'_>,
+        picks: impl ExactSizeIterator<Item = usize> + Clone,
+        now: Instant,
+    ) -> Self {
+        let rate = &port.account.rate_out;
+        let all @ (frames, bytes) = all_on_wire(burst, picks.clone());
+        let asked = (picks.len(), all);
+        let count = if rate.has(frames, bytes, now) {
+            picks.len()
+        } else {
+            rate.prefix(picks.map(|i| on_wire(burst, i)), now)
+        };
+        Self { count, asked }
+    }
+
+    /// Charges those that were delivered, `picks`: the first of those permitted.
+    #[cold]
+    pub fn charge(
+        &self,
+        port: &Port,
+        burst: &Burst<'_>,
+        picks: impl ExactSizeIterator<Item = usize>,
+        now: Instant,
+    ) {
+        let is_all = picks.len() == self.asked.0;
+        let (frames, bytes) = if is_all { self.asked.1 } else { all_on_wire(burst, picks) };
+        port.account.rate_out.charge(frames, bytes, now);
+    }
 }
 
 /// Queues that hold frames until their ports' rates permit them, each with its time.

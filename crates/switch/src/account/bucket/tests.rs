@@ -102,6 +102,41 @@ fn threads_that_share_a_bucket_share_its_rate() {
 }
 
 proptest! {
+    /// The division of 64 bits gives what that of 128 bits does.
+    #[test]
+    fn numbers_are_scaled_exactly(a in any::<u64>(), b in any::<u64>(), shift in 0..64_u32, more in any::<u64>(), by in 1..u64::MAX) {
+        let (a, by) = (a >> shift, (by >> (63 - shift)).max(1));
+        let want = (u128::from(a) * u128::from(b) + u128::from(more)) / u128::from(by);
+        prop_assert_eq!(u128::from(scaled(a, b, more, by)), want.min(u128::from(u64::MAX)));
+    }
+
+    /// A burst that there are tokens for as a whole has them frame by frame, to the last but one
+    /// token; one more token than there are is not there.
+    #[test]
+    fn whole_burst_has_tokens_if_its_frames_have(
+        per_second in 1_000_u64..100_000_000_000,
+        burst in 12_000_u64..10_000_000_000,
+        spent in 0_u64..20_000_000,
+        lens in proptest::collection::vec(60_u64..65_536, 1..64),
+        later in 0_u64..100_000_000,
+    ) {
+        let limiter = limiter(Some((per_second, burst)), None);
+        let now = at(SECOND + later);
+        limiter.charge(1, spent / 8, at(SECOND));
+        let (n, bytes) = (lens.len() as u64, lens.iter().sum::<u64>());
+        let left = limiter.bits.available(now).unwrap();
+        // A token more or less is lost in rounding to the parts of a nanosecond at the fastest rates.
+        let rounding = per_second.div_ceil(SECOND * PARTS) + 1;
+        prop_assert!(!limiter.bits.has(left + rounding, now));
+        prop_assert!(left <= rounding || limiter.bits.has(left - rounding, now));
+        if limiter.has(n, bytes, now) {
+            prop_assert!(bytes * 8 <= left);
+            let all = lens.iter().map(|len| (1, *len));
+            prop_assert_eq!(limiter.prefix(all, now), lens.len());
+            prop_assert!(limiter.budget(lens.len(), now) >= 1);
+        }
+    }
+
     /// A backlogged queue gets its rate: no less, and no more than a burst and one turn above.
     #[test]
     fn backlog_is_served_at_the_rate(
