@@ -132,12 +132,16 @@ cd /driver && echo init | cpio -o -H newc >> $1 2> /dev/null
 RELAY = r"""#!/bin/sh
 [ -f /run/relay.$1 ] && kill -- -$(cat /run/relay.$1) 2> /dev/null
 # A domain that is being made has no terminal yet.
-for i in $(seq 150); do
+for i in $(seq 600); do
     tty=$(xenstore-read /local/domain/$(xl domid $1)/console/tty 2> /dev/null)
     [ -c "$tty" ] && break
     sleep 0.1
 done
-[ -c "$tty" ] || { echo "no terminal for the console of $1"; exit 1; }
+[ -c "$tty" ] || {
+    echo no terminal for the console of $1: xenconsoled $(pidof xenconsoled || echo ended), $(xl list), \
+        $(xenstore-ls /local/domain/$(xl domid $1)/console)
+    exit 1
+}
 setsid sh -c '
     echo $$ > /run/relay.$0
     exec 3<> /dev/agent-$0 4<> $1
@@ -345,7 +349,7 @@ class Guest(agent.Agent):
 
     def join(self):
         """Joins the console of a new domain to our socket."""
-        self.machine.must(f"relay {self.name}", timeout_s=60)
+        self.machine.must(f"relay {self.name}", timeout_s=240)
         return self
 
     def domid(self):

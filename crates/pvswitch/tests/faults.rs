@@ -445,6 +445,8 @@ fn allocations_fail(what: &str) {
     let ask = |n| ask(&switch, &dir, &write, what, n);
     // A first time, and a time to count.
     assert!(ask(0));
+    // A capture whose reader was killed ends later, and a port has one at a time.
+    wait_for("the end of a capture", || !has_thread(&switch, "capture"));
     const MANY: u64 = 1 << 40;
     malloc.fail(switch.pid(), MANY);
     assert!(ask(1));
