@@ -11,6 +11,7 @@ mod fetch;
 mod findings;
 mod flood;
 mod full;
+mod group;
 mod late;
 mod learn;
 mod mirror;
@@ -34,6 +35,7 @@ use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
 use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
+use self::group::Group;
 use self::learn::Last;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
@@ -173,31 +175,6 @@ impl Source {
     /// Creates the origin for a queue that waits for no destination.
     pub fn new(port: PortId, queue: u16, stats: Arc<IngressStats>, tuning: Arc<Tuning>) -> Self {
         Self { port, queue, stats, tuning, backpressure: Backpressure::default() }
-    }
-}
-
-/// Frames of one burst for one egress queue.
-#[derive(Default)]
-struct Group {
-    to: QueueId,
-    /// Indices in the burst.
-    picks: Vec<u16>,
-    /// Bits of picks that are copies of a flooded frame (bit i: `picks[i]`).
-    floods: u64,
-}
-
-impl Group {
-    /// Drops the picks of which `keep` is false.
-    #[cold]
-    fn retain(&mut self, keep: impl Fn(usize) -> bool) {
-        let (floods, mut i, mut kept) = (std::mem::take(&mut self.floods), 0, 0);
-        self.picks.retain(|pick| {
-            let stays = keep(usize::from(*pick));
-            self.floods |= u64::from(stays && floods & 1 << i != 0) << kept;
-            kept += u32::from(stays);
-            i += 1;
-            stays
-        });
     }
 }
 
@@ -448,6 +425,12 @@ impl Forwarder {
             let head = burst.head(i);
             let start = head.first_chunk().copied();
             if let Some(at) = run.group_of(start) {
+                // Its addresses and its tag are permitted; the rest of it may not be.
+                if let Some(rules) = &mut rules
+                    && rules.admit(head, &burst.frames[i], &from.stats).is_none()
+                {
+                    continue;
+                }
                 if !self.made.takes(&burst.frames[i], i == 0) {
                     left = Some(i);
                     break;
@@ -490,7 +473,7 @@ impl Forwarder {
                     let at = self.group_of_flow(to, &mut flow, &mut last);
                     self.groups[at].picks.push(i as u16);
                     let steered = sender.is_some() || !last.is_all_of(to);
-                    if !RULED && !steered && self.last.is_learned() {
+                    if !steered && self.last.is_learned() {
                         run = Run::new(start, at);
                     }
                 }

@@ -1,12 +1,44 @@
 //! Runs of frames with one start: both addresses, and a VLAN tag.
 
 use super::*;
+use crate::tenant::{Rules, Security, Tenants, Vlan};
 
 /// What a burst did: frames of each queue of each port, and counters of the sender.
-type Effect = (Vec<Vec<Vec<u8>>>, [u64; 5]);
+type Effect = (Vec<Vec<Vec<u8>>>, [u64; 9]);
+
+/// Rules of the sender.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    None,
+    /// It may send from two addresses, and from one IP address.
+    Locked,
+    /// The same, with tags of two VLANs and without; others are in one of these, or behind a tag.
+    LockedTrunk,
+    Isolated,
+}
+
+fn tenants(of: Of) -> Option<Arc<Tenants>> {
+    let security =
+        Some(Security::new(&[mac(6), mac(7)], Some(&[[10, 0, 0, 1].into()]), false, false));
+    let trunk = |native| Vlan::Trunk { vids: [5, 6].into_iter().collect(), native };
+    let isolated = Rules { isolated: true, ..Rules::default() };
+    let vlan = |vlan| Some(Rules { vlan, ..Rules::default() });
+    let rules = match of {
+        Of::None => return None,
+        Of::Locked => vec![Some(Rules { security, ..Rules::default() })],
+        Of::LockedTrunk => vec![
+            Some(Rules { security, vlan: trunk(Some(7)), ..Rules::default() }),
+            vlan(Vlan::Access(5)),
+            vlan(Vlan::Access(7)),
+            vlan(trunk(None)),
+        ],
+        Of::Isolated => vec![Some(isolated.clone()), Some(isolated)],
+    };
+    Tenants::new(rules.into_iter().map(|rules| rules.map(Arc::new)).collect())
+}
 
 /// Four ports: 1 and 2 are known in two VLANs, and two addresses are fixed at port 3.
-fn rig(queues: u16) -> Rig {
+fn rig(queues: u16, of: Of) -> Rig {
     let mut rig = Rig::new(Mode::Switch, 4, queues);
     for vlan in [None, Some(5)] {
         rig.send(1, &[tagged(BROADCAST, mac(1), vlan, 0, 0)]);
@@ -14,7 +46,9 @@ fn rig(queues: u16) -> Rig {
     }
     rig.fdb.add_static(mac(3), 0, PortId(3), 0).unwrap();
     rig.fdb.add_static(mac(4), 0, PortId(3), 0).unwrap();
+    rig.fdb.add_static(mac(2), 7, PortId(2), 0).unwrap();
     effect(&mut rig);
+    rig.forwarder.set_tenants(tenants(of));
     rig
 }
 
@@ -28,11 +62,16 @@ fn effect(rig: &mut Rig) -> Effect {
         &stats.drops_runt,
         &stats.drops_same_port,
         &stats.mac_elsewhere,
+        &stats.drops_spoofed_mac,
+        &stats.drops_spoofed_ip,
+        &stats.drops_vlan,
+        &stats.drops_isolated,
     ];
     (got, counters.map(|counter| counter.get()))
 }
 
-/// Equal frames; often with the addresses of other runs, but in another VLAN, or of another flow.
+/// Frames with one start; often with the addresses of other runs, but in another VLAN, or of another
+/// flow. Some have another's IP address.
 fn run() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let link_local = [1, 0x80, 0xc2, 0, 0, 0x0e];
     let to = prop_oneof![
@@ -48,10 +87,17 @@ fn run() -> impl Strategy<Value = Vec<Vec<u8>>> {
     ];
     let vlan = prop_oneof![Just(None), Just(Some(5)), Just(Some(6)), Just(Some(0x2005))];
     let cut = prop_oneof![8 => Just(60), 1 => 10..20_usize];
-    (to, from, vlan, 0..3_u16, cut, 1..6_usize).prop_map(|(to, from, vlan, flow, cut, n)| {
-        let mut frame = tagged(to, from, vlan, flow, 0);
-        frame.truncate(cut);
-        vec![frame; n]
+    let spoofed = prop::collection::vec(prop::bool::weighted(0.2), 1..6);
+    (to, from, vlan, 0..3_u16, cut, spoofed).prop_map(|(to, from, vlan, flow, cut, spoofed)| {
+        let frame = |spoofed: bool| {
+            let mut frame = tagged(to, from, vlan, flow, 0);
+            let ip = frame.len() - 34;
+            assert_eq!(frame[ip..ip + 4], [10, 0, 0, 1]);
+            frame[ip + 3] += u8::from(spoofed);
+            frame.truncate(cut);
+            frame
+        };
+        spoofed.into_iter().map(frame).collect()
     })
 }
 
@@ -60,10 +106,11 @@ proptest! {
     #[test]
     fn burst_has_the_effect_of_its_frames_one_by_one(
         queues in 1..3_u16,
+        of in prop_oneof![Just(Of::None), Just(Of::Locked), Just(Of::LockedTrunk), Just(Of::Isolated)],
         runs in prop::collection::vec(run(), 1..12),
     ) {
         let frames = runs.concat();
-        let (mut together, mut apart) = (rig(queues), rig(queues));
+        let (mut together, mut apart) = (rig(queues, of), rig(queues, of));
         together.send(0, &frames);
         frames.iter().for_each(|frame| apart.send(0, std::slice::from_ref(frame)));
         prop_assert_eq!(effect(&mut together), effect(&mut apart));
@@ -86,7 +133,7 @@ fn vlans_are_kept_and_learned_apart() {
 
 #[test]
 fn frames_of_a_run_are_learned_from_once_and_counted_each() {
-    let mut rig = rig(1);
+    let mut rig = rig(1, Of::None);
     let fixed_elsewhere = frame(mac(1), mac(3), 1);
     rig.send(0, &[fixed_elsewhere.clone(), fixed_elsewhere.clone(), fixed_elsewhere]);
     assert_eq!(rig.stats(0).mac_elsewhere.get(), 3);
