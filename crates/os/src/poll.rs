@@ -18,6 +18,8 @@ pub enum Until {
     Readable,
     /// Writable.
     Writable,
+    /// Closed by the peer of a socket, or closed for sending: what it sent may not be read yet.
+    HungUp,
 }
 
 /// Waits for `fd`; `false` when `deadline` passed first. A deadline in the past is one check.
@@ -28,6 +30,7 @@ pub fn wait(fd: BorrowedFd<'_>, until: Until, deadline: Instant) -> io::Result<b
     let flags = match until {
         Until::Readable => PollFlags::IN,
         Until::Writable => PollFlags::OUT,
+        Until::HungUp => PollFlags::RDHUP,
     };
     loop {
         let limit = timespec(deadline.saturating_duration_since(Instant::now()));

@@ -118,6 +118,29 @@ fn messages_above_the_rate_are_counted_at_the_port_of_their_front_end() {
     others.end();
 }
 
+/// A guest that restarts connects while messages of its old connection still wait for their rate.
+#[test]
+fn front_end_that_connects_again_waits_for_the_end_of_its_connection_before() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ",limit-messages=20")]);
+    let first = Front::connect(&dir, "a");
+    let before = entry(&switch, "a", "messages", "refused");
+    for _ in 0..60 {
+        first.send(R::SET_OWNER, Vec::new(), false, &[]);
+    }
+    wait_for("messages to wait", || entry(&switch, "a", "messages", "refused") > before);
+    drop(first);
+    let next = Front::connect(&dir, "a");
+    let log = switch.log();
+    assert!(!log.contains("rejected"), "{log}");
+    assert_eq!(log.matches("front-end connected").count(), 2, "{log}");
+    // One that is there keeps its port.
+    let mut other = UnixStream::connect(dir.path("a")).unwrap();
+    assert_eq!(other.read(&mut [0]).unwrap(), 0);
+    assert!(switch.log().contains("rejected a second connection"));
+    assert_eq!(next.share(0), 0);
+}
+
 /// Issue 14, row 10.
 #[test]
 fn announcements_are_frames_of_the_port_and_limited_in_rate() {

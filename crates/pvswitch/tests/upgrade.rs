@@ -517,3 +517,38 @@ fn tap_stays_with_its_addresses_and_loses_no_frame() {
     assert_eq!(switch.port("show", "h")["created"], true);
     drop(living);
 }
+
+/// A guest that restarts while the switch is busy connects before its old connection's end is read.
+#[test]
+fn guest_that_restarts_during_an_upgrade_is_served() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &["a", "b"].map(|name| dir.port(name, "")));
+    let first = ["a", "b"].map(|name| {
+        let guest = Gen::start(&dir.path(name), &["--mode", "sink"]);
+        switch.wait_up(name, true);
+        guest
+    });
+    let (begun, may) = (dir.path("begun"), dir.path("may"));
+    let text = format!(
+        "touch {}; while [ ! -e {} ]; do sleep 0.05; done; exec {} \"$@\"",
+        begun.display(),
+        may.display(),
+        env!("CARGO_BIN_EXE_pvswitch"),
+    );
+    let program = script(&dir, "slow", &text);
+    let next = std::thread::scope(|scope| {
+        let upgrade = scope.spawn(|| switch.ctl(&["upgrade", &program]));
+        wait_for("the next process", || begun.exists());
+        drop(first);
+        let next = ["a", "b"].map(|name| UnixStream::connect(dir.path(name)).unwrap());
+        std::fs::write(&may, "").unwrap();
+        let upgrade = upgrade.join().unwrap();
+        assert!(upgrade.status.success(), "{}", String::from_utf8_lossy(&upgrade.stderr));
+        next
+    });
+    wait_for("both connections", || {
+        assert!(!switch.log().contains("rejected"), "{}", switch.log());
+        ["a", "b"].iter().all(|name| switch.port("show", name)["connections"] == 2)
+    });
+    drop(next);
+}

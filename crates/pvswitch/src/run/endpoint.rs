@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use os::{Backoff, Carries, Listener};
+use os::{Backoff, Carries, Listener, Until};
 use switch::account::{Account, Charge};
 use switch::forward::Port;
 use vhost_user::foreign;
@@ -17,6 +17,8 @@ use super::{Attach, Event, PortState, RunError, System, passt};
 use crate::limit::PortLog;
 use crate::spec::{Access, Kind, PortSpec, Role};
 
+/// How long the next peer waits while the end of the connection before is not read: then again.
+const END_READ: Duration = Duration::from_millis(10);
 /// A connection that lasted this long resets the back-off.
 const LASTING: Duration = Duration::from_secs(2);
 
@@ -159,6 +161,16 @@ impl Attach {
             Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => false,
         }
     }
+
+    /// Whether its peer has closed the connection, and the end of that is not read yet.
+    fn is_hung_up(&self) -> bool {
+        let connection = match self {
+            Self::VhostUser(vhost) => vhost.connection.as_ref().map(AsFd::as_fd),
+            Self::Stream(stream) => stream.connection.as_ref().map(AsFd::as_fd),
+            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
+        };
+        connection.is_some_and(|fd| os::wait(fd, Until::HungUp, Instant::now()).unwrap_or(false))
+    }
 }
 
 impl System {
@@ -258,6 +270,10 @@ impl System {
 
     /// Accepts the peer of a port.
     pub(super) fn accept_peer(&mut self, name: &str) {
+        // A guest that restarts: its old connection may be resting, for what it sent there.
+        if self.ports.get(name).is_some_and(|state| state.attach.is_hung_up()) {
+            return self.suspend_until(Event::Listener(name.into()), Instant::now() + END_READ);
+        }
         let now = self.pool.now();
         let Some((port, end)) = self.endpoint(name) else { return };
         let account = Arc::clone(&port.account);

@@ -77,6 +77,8 @@ const UPGRADE_EVERY_S: f64 = 60.0;
 /// Number of samples of what the switch uses, and seconds between two.
 const LEAST_OF: u32 = 25;
 const LEAST_EVERY_S: f64 = 0.02;
+/// Lines of the switch's log in an error.
+const LOG_LINES: usize = 30;
 /// Longest wait for frames that were counted to be received, or held ones to be dropped: failing
 /// that is a result.
 const FRAMES_MAX_S: f64 = 20.0;
@@ -288,12 +290,34 @@ impl<'a> Rounds<'a> {
 
     /// Makes rounds for so many seconds, with at least one upgrade among them if there are any.
     pub fn run(mut self, seconds: f64) -> Result<Figures, Fail> {
-        let begun = Instant::now();
-        let (mut rounds, mut grown) = (0, Grown::default());
+        let mut rounds = 0;
+        match self.all_rounds(seconds, &mut rounds) {
+            Ok((grown, memory)) => self.end(rounds, grown, memory),
+            Err(fail) => Err(self.explained(fail, rounds)),
+        }
+    }
+
+    /// An error with what the switch logged of the guests that are not hostile.
+    fn explained(&self, fail: Fail, rounds: u64) -> Fail {
+        let Fail::Cell(what) = fail else { return fail };
+        let log = self.switch.logged();
+        let is_ours = |line: &&str| !line.contains(&format!("port {}", HOSTILE_NAMES[0]));
+        let lines = log.lines().filter(is_ours).collect::<Vec<_>>();
+        let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n    | ");
+        let upgrades = self.tally.upgrades;
+        Fail::Cell(format!(
+            "{what}\n    after {rounds} rounds and {upgrades} upgrades; the switch's log, without \
+             the hostile guest's ports:\n    | {last}"
+        ))
+    }
+
+    /// Returns by how much resources grew, and the memory at the end.
+    fn all_rounds(&mut self, seconds: f64, rounds: &mut u64) -> Result<(Grown, f64), Fail> {
+        let (begun, mut grown) = (Instant::now(), Grown::default());
         let mut first = None;
         loop {
             // Each process begins as small as it gets.
-            self.rounds(&mut rounds, 0.0)?;
+            self.rounds(rounds, 0.0)?;
             let before = first.map_or_else(|| self.least(), |first| self.settled(&first));
             // What is handed over may not grow either. The first process took over nothing.
             if self.tally.upgrades > 0 {
@@ -305,11 +329,11 @@ impl<'a> Rounds<'a> {
                 (true, 0) => (false, (seconds / 2.0).min(UPGRADE_EVERY_S)),
                 (true, _) => (left <= UPGRADE_EVERY_S, left.min(UPGRADE_EVERY_S)),
             };
-            self.rounds(&mut rounds, most)?;
+            self.rounds(rounds, most)?;
             let after = self.settled(&before);
             grown.add(&before, &after);
             if is_last {
-                return self.end(rounds, grown, after.memory);
+                return Ok((grown, after.memory));
             }
             self.switch.upgrade()?;
             self.tally.upgrades += 1;
