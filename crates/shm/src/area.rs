@@ -149,11 +149,9 @@ mod plain {
         #[inline]
         fn word<T>(&self, offset: usize) -> NonNull<T> {
             let size = size_of::<T>();
-            assert!(
-                offset <= self.len && size <= self.len - offset,
-                "offset {offset} of {}",
-                self.len
-            );
+            // One comparison: the last offset is the same for all words of an area.
+            let last = self.len.checked_sub(size);
+            assert!(last.is_some_and(|last| offset <= last), "offset {offset} of {}", self.len);
             // SAFETY: the offset lies inside the mapping, checked above.
             let at = unsafe { self.at.add(offset) };
             debug_assert!(at.addr().get() % align_of::<T>() == 0);

@@ -16,6 +16,8 @@ use crate::time::{Instant, Ns};
 
 /// Parts of a nanosecond in which buckets count: a frame at 100 Gbit/s takes 5 ns.
 const PARTS: u64 = 64;
+/// Parts of a second.
+const SECOND: u64 = 1_000_000_000 * PARTS;
 /// Longest time for which a rate waits beyond its first token, so that one wake-up serves several
 /// frames of a fast rate.
 const GATHER: u64 = 100_000 * PARTS;
@@ -55,11 +57,8 @@ fn parts(time: Instant) -> u64 {
     time.ns().saturating_mul(PARTS)
 }
 
-/// Parts of a second.
-const SECOND: u64 = 1_000_000_000 * PARTS;
-
-/// `a * b + more`, divided by `by`; at most [`u64::MAX`]. With 64 bits where they are enough, as for
-/// nearly each burst: a division of 128 bits is a call.
+/// `a * b + more`, divided by `by`; at most [`u64::MAX`]. With 64 bits where they are enough, as
+/// for nearly each burst: a division of 128 bits is a call.
 fn scaled(a: u64, b: u64, more: u64, by: u64) -> u64 {
     match a.checked_mul(b).and_then(|product| product.checked_add(more)) {
         Some(sum) => sum / by,

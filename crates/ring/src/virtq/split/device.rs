@@ -101,18 +101,8 @@ impl SplitDevice {
                 out.push_single(head, desc.buf());
                 continue;
             }
-            let mut chain = out.begin(head);
-            match self.chain(memory, desc, &mut chain, out) {
-                Ok(NextDesc::Leave) => {
-                    out.forget(&chain);
-                    break;
-                }
-                Ok(_) => out.chains.push(chain),
-                Err(fault) => {
-                    out.forget(&chain);
-                    self.fault = Some(fault);
-                    break;
-                }
+            if !self.take_several(memory, head, desc, out) {
+                break;
             }
         }
         let done = u16::try_from(out.chains.len() - had).expect("at most HEADS_MAX");
@@ -122,6 +112,28 @@ impl SplitDevice {
             Some(fault) if done == 0 => Err(fault),
             _ => Ok(usize::from(done)),
         }
+    }
+
+    /// Takes a chain of several descriptors, or an indirect one; false: it is not taken. Out of
+    /// line: the loop over single descriptors then keeps its state in registers.
+    #[inline(never)]
+    fn take_several(
+        &mut self,
+        memory: &GuestMemory,
+        head: u16,
+        first: Desc,
+        out: &mut Taken,
+    ) -> bool {
+        let mut chain = out.begin(head);
+        let walked = self.chain(memory, first, &mut chain, out);
+        self.fault = walked.as_ref().err().copied();
+        let is_taken = walked.is_ok_and(|end| end != NextDesc::Leave);
+        if is_taken {
+            out.chains.push(chain);
+        } else {
+            out.forget(&chain);
+        }
+        is_taken
     }
 
     /// Fetches the next `n` heads, and prefetches their descriptors.

@@ -104,7 +104,13 @@ fn threads_that_share_a_bucket_share_its_rate() {
 proptest! {
     /// The division of 64 bits gives what that of 128 bits does.
     #[test]
-    fn numbers_are_scaled_exactly(a in any::<u64>(), b in any::<u64>(), shift in 0..64_u32, more in any::<u64>(), by in 1..u64::MAX) {
+    fn numbers_are_scaled_exactly(
+        a in any::<u64>(),
+        b in any::<u64>(),
+        shift in 0..64_u32,
+        more in any::<u64>(),
+        by in 1..u64::MAX,
+    ) {
         let (a, by) = (a >> shift, (by >> (63 - shift)).max(1));
         let want = (u128::from(a) * u128::from(b) + u128::from(more)) / u128::from(by);
         prop_assert_eq!(u128::from(scaled(a, b, more, by)), want.min(u128::from(u64::MAX)));
@@ -125,7 +131,7 @@ proptest! {
         limiter.charge(1, spent / 8, at(SECOND));
         let (n, bytes) = (lens.len() as u64, lens.iter().sum::<u64>());
         let left = limiter.bits.available(now).unwrap();
-        // A token more or less is lost in rounding to the parts of a nanosecond at the fastest rates.
+        // Tokens that are lost in rounding to the parts of a nanosecond.
         let rounding = per_second.div_ceil(SECOND * PARTS) + 1;
         prop_assert!(!limiter.bits.has(left + rounding, now));
         prop_assert!(left <= rounding || limiter.bits.has(left - rounding, now));
