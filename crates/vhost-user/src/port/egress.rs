@@ -537,6 +537,10 @@ impl<'a, 'b, 'm, I: Iterator<Item = &'b Buf>> Room<'a, 'm, I> {
 
     #[inline]
     fn next_seg(&mut self) -> bool {
+        if !matches!(self.end, End::Whole) {
+            // Bytes in a later buffer would be elsewhere than they are used and marked.
+            return false;
+        }
         let buf = match self.rest.take() {
             Some(rest) => Some(rest),
             None => self.bufs.next().map(|buf| (buf.addr, buf.len)),

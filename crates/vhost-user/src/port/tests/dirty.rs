@@ -237,6 +237,23 @@ fn used_ring_of_a_sending_guest_is_marked() {
     }
 }
 
+/// Found by fuzzing: what did not go to a buffer outside memory went to the next one, beyond what
+/// was marked there.
+#[test]
+fn buffers_after_one_outside_memory_are_not_written_to() {
+    for features in kinds() {
+        let (mut rx, log) = logged(features, format());
+        let buf = |addr, len| Buf { addr, len, write: true };
+        rx.post_at(vec![buf(EDGE + 2 * HALF, 3000), buf(BUFFERS, 12_000)]);
+        let put = |rx: &mut Rx| {
+            assert_eq!(rx.put(&[(VnetHdr::NONE, frame(9000, 1))], true).unwrap(), 1);
+        };
+        assert_eq!(unmarked(&mut rx, &log, put).0, Vec::<u64>::new(), "{features:?}");
+        assert_eq!(read(&rx.guest.memory, BUFFERS, 12_000), vec![0; 12_000]);
+        assert_eq!(rx.stats.drops_bad_addr.get(), 1);
+    }
+}
+
 /// The front-end copies the last pages once SET_VRING_ENABLE is replied to.
 #[test]
 fn disabled_ring_is_not_written_to() {

@@ -5,7 +5,7 @@ use super::*;
 pub(super) struct Rx {
     pub(super) guest: Guest,
     pub(super) egress: VirtioEgress,
-    stats: Arc<EgressStats>,
+    pub(super) stats: Arc<EgressStats>,
     /// Buffers of each chain in the ring, oldest first, to find a used chain's contents.
     pub(super) posted: Vec<(u16, Vec<Buf>)>,
 }
