@@ -655,12 +655,13 @@ impl Forwarder {
         let (port, egress) = (to.port, to.egress);
         let is_free = !egress.is_holding() || self.send_held(to, now);
         // Those beyond the port's rate are held.
-        let picks = group.picks.iter().map(|i| usize::from(*i));
-        let permit = port.has_rate_out().then(|| Permit::ask(port, burst, picks, now));
-        let mut later = match &permit {
-            Some(permit) if is_free => group.picks.split_off(permit.count),
-            _ => Vec::new(),
-        };
+        let is_rated = port.has_rate_out();
+        let (mut permit, mut later) = (Permit::default(), Vec::new());
+        if is_rated && is_free {
+            let picks = group.picks.iter().map(|i| usize::from(*i));
+            permit = Permit::ask(port, burst, picks, now);
+            later = group.picks.split_off(permit.count);
+        }
         let (done, fault) = if egress.is_slow(now) {
             self.put_slow(from, to, group, burst, now)
         } else if !is_free {
@@ -671,7 +672,7 @@ impl Forwarder {
             self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
         };
         to.queue.flush();
-        if let Some(permit) = permit {
+        if is_rated {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             permit.charge(port, burst, picks, now);
             if egress.is_slow(now) {

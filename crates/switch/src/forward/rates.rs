@@ -80,11 +80,12 @@ fn all_on_wire(burst: &Burst<'_>, picks: impl Iterator<Item = usize>) -> (u64, u
     if burst.has_offloads() {
         return picks.map(|i| on_wire(burst, i)).fold((0, 0), sum);
     }
-    // Each is itself.
+    // Each frame is one on the wire.
     picks.map(|i| (1, u64::from(burst.frames[i].len))).fold((0, 0), sum)
 }
 
-/// What the rate to a port permits of a burst.
+/// What the rate to a port permits of a burst; by default it was not asked for any frame.
+#[derive(Default)]
 pub(super) struct Permit {
     /// Number of frames, of those asked for in this order.
     pub count: usize,
