@@ -1,6 +1,6 @@
 //! A port's end of a socket, at which its peer connects or listens.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::{Attach, Event, PortState, RunError, System, passt};
 use crate::limit::PortLog;
 use crate::spec::{Access, Kind, PortSpec, Role};
 
-/// How long the next peer waits while the end of the connection before is not read: then again.
+/// Interval at which a new connection is retried while the end of the previous one is unread.
 const END_READ: Duration = Duration::from_millis(10);
 /// A connection that lasted this long resets the back-off.
 const LASTING: Duration = Duration::from_secs(2);
@@ -153,23 +153,23 @@ impl Attach {
         self.endpoint()?.listener.as_ref()
     }
 
+    fn connection(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::VhostUser(vhost) => vhost.connection.as_ref().map(AsFd::as_fd),
+            Self::Stream(stream) => stream.connection.as_ref().map(AsFd::as_fd),
+            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
+        }
+    }
+
     /// Whether a peer is connected to its socket.
     pub(super) fn is_connected(&self) -> bool {
-        match self {
-            Self::VhostUser(vhost) => vhost.connection.is_some(),
-            Self::Stream(stream) => stream.connection.is_some(),
-            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => false,
-        }
+        self.connection().is_some()
     }
 
     /// Whether its peer has closed the connection, and the end of that is not read yet.
     fn is_hung_up(&self) -> bool {
-        let connection = match self {
-            Self::VhostUser(vhost) => vhost.connection.as_ref().map(AsFd::as_fd),
-            Self::Stream(stream) => stream.connection.as_ref().map(AsFd::as_fd),
-            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
-        };
-        connection.is_some_and(|fd| os::wait(fd, Until::HungUp, Instant::now()).unwrap_or(false))
+        let is_closed = |fd| os::wait(fd, Until::HungUp, Instant::now()).unwrap_or(false);
+        self.connection().is_some_and(is_closed)
     }
 }
 
@@ -270,7 +270,7 @@ impl System {
 
     /// Accepts the peer of a port.
     pub(super) fn accept_peer(&mut self, name: &str) {
-        // A guest that restarts: its old connection may be resting, for what it sent there.
+        // A guest that restarted: messages of its old connection may still wait for their rate.
         if self.ports.get(name).is_some_and(|state| state.attach.is_hung_up()) {
             return self.suspend_until(Event::Listener(name.into()), Instant::now() + END_READ);
         }

@@ -538,7 +538,7 @@ impl<'a, 'b, 'm, I: Iterator<Item = &'b Buf>> Room<'a, 'm, I> {
     #[inline]
     fn next_seg(&mut self) -> bool {
         if !matches!(self.end, End::Whole) {
-            // Bytes in a later buffer would be elsewhere than they are used and marked.
+            // Bytes in a later buffer would be beyond those that are used and marked.
             return false;
         }
         let buf = match self.rest.take() {

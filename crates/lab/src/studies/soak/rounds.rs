@@ -301,7 +301,8 @@ impl<'a> Rounds<'a> {
     fn explained(&self, fail: Fail, rounds: u64) -> Fail {
         let Fail::Cell(what) = fail else { return fail };
         let log = self.switch.logged();
-        let is_ours = |line: &&str| !line.contains(&format!("port {}", HOSTILE_NAMES[0]));
+        let hostile = format!("port {}", HOSTILE_NAMES[0]);
+        let is_ours = |line: &&str| !line.contains(&hostile);
         let lines = log.lines().filter(is_ours).collect::<Vec<_>>();
         let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n    | ");
         let upgrades = self.tally.upgrades;
