@@ -282,6 +282,35 @@ impl<'m> SegMut<'m> {
         }
     }
 
+    /// Writes a little-endian word at the start, unless it is there already, and advances. Writes
+    /// nothing if there is no room. A line that is not written stays in the caches of the guest's
+    /// CPUs, and in ours.
+    #[inline]
+    pub fn update_u64(&mut self, word: u64) {
+        self.update_array(word.to_le_bytes());
+    }
+
+    /// Writes a little-endian word unless it is there already, as [`update_u64`](Self::update_u64).
+    #[inline]
+    pub fn update_u32(&mut self, word: u32) {
+        self.update_array(word.to_le_bytes());
+    }
+
+    /// The guest may write other bytes between the load and the store, or in place of both: the
+    /// bytes are its own, and nothing else depends on them.
+    #[inline(always)]
+    fn update_array<const N: usize>(&mut self, bytes: [u8; N]) {
+        let is_there = self.grant == 0 && self.len as usize >= N && {
+            // SAFETY: `N` bytes are writable, and so readable; an array of bytes has no alignment.
+            unsafe { self.at.cast::<[u8; N]>().read() == bytes }
+        };
+        if is_there {
+            self.advance(N as u32);
+        } else {
+            self.write_array(bytes);
+        }
+    }
+
     #[cold]
     fn write_granted(&mut self, bytes: &[u8]) {
         if self.len as usize >= bytes.len() {
@@ -308,11 +337,18 @@ impl<'m> SegMut<'m> {
         n
     }
 
-    /// Prefetches the first two cache lines for writing.
+    /// Prefetches the first two cache lines for writing. A first line that ends with a header of
+    /// `hdr_len` bytes, as drivers place it, is prefetched for reading: the header is
+    /// [updated](Self::update_u64), and mostly unchanged.
     #[inline]
-    pub fn prefetch(&self) {
-        prefetch_write(self.at.as_ptr());
-        prefetch_write(self.at.as_ptr().wrapping_add(LINE));
+    pub fn prefetch(&self, hdr_len: u32) {
+        let at = self.at.as_ptr();
+        if (at.addr() + hdr_len as usize).is_multiple_of(LINE) {
+            prefetch(at);
+        } else {
+            prefetch_write(at);
+        }
+        prefetch_write(at.wrapping_add(LINE));
     }
 
     /// Address and length for a system call's iovec; as [`Seg::as_iovec`].
@@ -426,6 +462,7 @@ pub(crate) fn prefetch_write(at: *const u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys;
     use proptest::prelude::*;
 
     #[test]
@@ -446,7 +483,47 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_word_that_is_there_is_not_written() {
+        let page = sys::anonymous(4096).unwrap();
+        // SAFETY: the page is this test's, for as long as the process lives.
+        let words = || unsafe { SegMut::new(page, 14) };
+        let mut to = words();
+        to.update_u64(0x0102_0304_0506_0708);
+        to.update_u32(0x1_0000);
+        // SAFETY: a page of this test.
+        assert_eq!(unsafe { libc::mprotect(page.as_ptr().cast(), 4096, libc::PROT_READ) }, 0);
+        // A store would end the process.
+        let mut to = words();
+        to.update_u64(0x0102_0304_0506_0708);
+        to.update_u32(0x1_0000);
+        assert_eq!(to.len(), 2, "advanced");
+        to.update_u64(1);
+        assert_eq!(to.len(), 2, "no room: nothing is written");
+    }
+
     proptest! {
+        #[test]
+        fn an_update_is_a_write(
+            was in any::<[u8; 20]>(),
+            word in any::<u64>(),
+            is_there in any::<bool>(),
+            len in 0_usize..20,
+        ) {
+            let mut bytes = was;
+            if is_there {
+                bytes[..8].copy_from_slice(&word.to_le_bytes());
+            }
+            let mut want = bytes;
+            let mut to = SegMut::of(&mut bytes[..len]);
+            to.update_u64(word);
+            let left = to.len();
+            let mut to = SegMut::of(&mut want[..len]);
+            to.write_u64(word);
+            prop_assert_eq!(left, to.len());
+            prop_assert_eq!(bytes, want);
+        }
+
         #[test]
         fn skip_and_take_stay_inside(len in 0_usize..64, skip in 0_u32..80, take in 0_u32..80) {
             let bytes: Vec<u8> = (0..len as u8).collect();

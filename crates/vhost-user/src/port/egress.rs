@@ -198,7 +198,7 @@ impl VirtioEgress {
             if let Some(buf) = self.taken.writes(chain).first()
                 && let Some(seg) = active.memory.seg_mut(buf.addr, buf.len, &mut active.hint)
             {
-                seg.prefetch();
+                seg.prefetch(active.format.hdr_len);
             }
         }
         active.queue.prefetch();
@@ -275,9 +275,9 @@ impl VirtioEgress {
             }
             let Some(mut to) = memory.seg_mut(buf.addr, total, hint) else { break };
             let (word, last) = header(&frame.hdr, format).words();
-            to.write_u64(word);
+            to.update_u64(word);
             if format.hdr_len as usize == HDR_MAX {
-                to.write_u32(u32::from(last) | ONE_BUFFER);
+                to.update_u32(u32::from(last) | ONE_BUFFER);
             } else {
                 to.write_u16(last);
             }
