@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ring::virtq::{
     Armed, Buf, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, Malformed, Taken,
 };
-use shm::{GuestMemory, Mapping, Region};
+use shm::{Area, GuestMemory, Mapping, Region};
 
 const MEMORY: u64 = 1 << 20;
 
@@ -27,8 +27,8 @@ enum Op {
     Publish,
     /// Device takes up to so many chains and untakes the last few.
     Take(u8, u8),
-    /// Device uses up to so many and publishes, and decides on a call.
-    Use(u8),
+    /// Device uses up to so many, as a burst or one by one, and publishes, and decides on a call.
+    Use(u8, bool),
     /// Driver collects.
     Collect,
     /// Device goes to sleep if it may.
@@ -44,7 +44,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0_u8..4, 0_u8..4).prop_map(|(r, w)| Op::Add(r, w)),
         2 => Just(Op::Publish),
         2 => (1_u8..9, 0_u8..4).prop_map(|(n, back)| Op::Take(n, back)),
-        2 => (1_u8..9).prop_map(Op::Use),
+        2 => (1_u8..9, any::<bool>()).prop_map(|(n, burst)| Op::Use(n, burst)),
         2 => Just(Op::Collect),
         1 => Just(Op::DeviceArm),
         1 => Just(Op::DriverArm),
@@ -126,21 +126,24 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                 device.untake(&taken.chains[keep..]);
                 published.drain(..keep);
             }
-            Op::Use(max) => {
+            Op::Use(max, burst) => {
                 let n = usize::from(max).min(held.len());
                 let (chains, bufs): (Vec<_>, Vec<_>) = held.drain(..n).unzip();
                 // A burst with nothing to write is put at once, as transmitted frames are.
                 let at_once = chains.iter().all(|c: &ring::virtq::Chain| c.writes == 0);
-                if at_once {
+                let written = |bufs: &Vec<Buf>| {
+                    bufs.iter().filter(|b| b.write).map(|b| b.len).sum::<u32>() / 2
+                };
+                let lens = bufs.iter().map(written);
+                if at_once && burst {
                     device.put_all(&chains);
+                } else if burst {
+                    device.put_each(&chains, lens.clone());
+                } else {
+                    let each = chains.iter().zip(lens.clone());
+                    each.for_each(|(chain, len)| device.put(chain, len));
                 }
-                for (chain, bufs) in chains.iter().zip(bufs) {
-                    let room: u32 = bufs.iter().filter(|b: &&Buf| b.write).map(|b| b.len).sum();
-                    if !at_once {
-                        device.put(chain, room / 2);
-                    }
-                    used.push_back((chain.id, room / 2));
-                }
+                used.extend(chains.iter().map(|chain| chain.id).zip(lens));
                 device.publish();
                 let call = device.call_needed();
                 let enough = used.len() >= wake_at;
@@ -258,6 +261,31 @@ proptest! {
             all += n;
         }
         prop_assert_eq!(all, usize::from(size));
+    }
+}
+
+#[test]
+fn burst_used_in_order_is_one_used_descriptor() {
+    let memory = memory();
+    let layout = Layout { size: 16, desc: 0x1000, driver: 0x2000, device: 0x3000 };
+    for in_order in [false, true] {
+        let features = Features { packed: true, in_order, ..Features::default() };
+        let base = 0x8000_8000;
+        let mut driver = DriverQueue::new(&memory, &layout, features, base, None).unwrap();
+        let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
+        let buf = Buf { addr: 0x4000, len: 100, write: false };
+        (0..8).for_each(|_| _ = driver.add(&[buf]).unwrap());
+        driver.publish();
+        let mut taken = Taken::with_capacity(64, 16);
+        device.take(&memory, 64, &mut taken).unwrap();
+        device.put_all(&taken.chains);
+        device.publish();
+        let descs = Area::new(&memory, layout.desc, 16 * 8).unwrap();
+        let is_used = |i: &usize| descs.load_u16(16 * i + 14) & 0x8080 == 0x8080;
+        let written: Vec<usize> = (0..8).filter(is_used).collect();
+        assert_eq!(written, if in_order { vec![0] } else { Vec::from_iter(0..8) });
+        let mut used = Vec::new();
+        assert_eq!(driver.take_used(64, &mut used), Ok(8));
     }
 }
 

@@ -126,6 +126,44 @@ proptest! {
         prop_assert_eq!(back, ids, "every chain once, in order");
     }
 
+    /// A burst put at once: with IN_ORDER one used descriptor for all of it.
+    #[test]
+    fn a_burst_is_used_once_if_the_device_is_killed_before_its_publication(
+        start in 0_u16..2 * SIZE,
+        slots in prop::collection::vec(1_u16..=3, 1..=5),
+        in_order: bool,
+        nothing_written: bool,
+    ) {
+        let features = if in_order { IN_ORDER } else { PACKED };
+        let (raw, mut driver, base) = ring_at(start, features);
+        let (_area, ledger) = ledger();
+        let mut ids = Vec::new();
+        for (i, n) in (0..).zip(&slots) {
+            ids.extend(driver.add(&bufs(i, *n)));
+        }
+        driver.publish();
+        let mut device = raw.device(features, base);
+        device.keep(ledger.clone());
+        let taken = take(&mut device, &raw);
+        if nothing_written {
+            device.put_all(&taken.chains);
+        } else {
+            device.put_each(&taken.chains, std::iter::repeat(9));
+        }
+        drop(device);
+        let base = ledger.recover(&raw.memory, &raw.layout).unwrap();
+        let back = used(&mut driver);
+        let len = if nothing_written { 0 } else { 9 };
+        prop_assert_eq!(back, ids.iter().map(|id| (*id, len)).collect::<Vec<_>>());
+        // It continues after the burst.
+        let mut next = raw.device(features, base);
+        prop_assert_eq!(take(&mut next, &raw).chains.len(), 0);
+        let added = driver.add(&bufs(9, 1)).unwrap();
+        driver.publish();
+        let taken = take(&mut next, &raw);
+        prop_assert_eq!(taken.chains.iter().map(|c| c.id).collect::<Vec<_>>(), vec![added]);
+    }
+
     /// Killed after the publication and before the ledger has it, with a driver that has reused
     /// the descriptors by then: they are available, not used.
     #[test]

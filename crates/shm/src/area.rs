@@ -67,6 +67,27 @@ mod plain {
             let len = u32::from_le(len.load(Ordering::Relaxed));
             (addr, len, u16::from_le(id.load(Ordering::Relaxed)))
         }
+
+        /// Loads (relaxed) address and length of each of the first `n` descriptors.
+        #[inline]
+        pub fn bufs(&self, n: usize) -> impl Iterator<Item = (u64, u32)> {
+            self.0[..n].iter().map(|Unflagged(addr, len, ..)| {
+                #[cfg(feature = "audit")]
+                crate::audit::load(addr.as_ptr().addr(), 12);
+                let addr = u64::from_le(addr.load(Ordering::Relaxed));
+                (addr, u32::from_le(len.load(Ordering::Relaxed)))
+            })
+        }
+
+        /// Loads (relaxed) the id of each of the first `n` descriptors.
+        #[inline]
+        pub fn ids(&self, n: usize) -> impl Iterator<Item = u16> {
+            self.0[..n].iter().map(|Unflagged(.., id, _)| {
+                #[cfg(feature = "audit")]
+                crate::audit::load(id.as_ptr().addr(), size_of::<u16>());
+                u16::from_le(id.load(Ordering::Relaxed))
+            })
+        }
     }
 
     macro_rules! words {
@@ -344,6 +365,17 @@ mod modelled {
         pub fn load_unflagged(&self, i: usize) -> (u64, u32, u16) {
             let at = self.1 + 16 * i;
             (self.0.load_u64(at), self.0.load_u32(at + 8), self.0.load_u16(at + 12))
+        }
+
+        /// Loads address and length of each of the first `n` descriptors.
+        pub fn bufs(&self, n: usize) -> impl Iterator<Item = (u64, u32)> {
+            let at = |i: usize| self.1 + 16 * i;
+            (0..n).map(move |i| (self.0.load_u64(at(i)), self.0.load_u32(at(i) + 8)))
+        }
+
+        /// Loads the id of each of the first `n` descriptors.
+        pub fn ids(&self, n: usize) -> impl Iterator<Item = u16> {
+            (0..n).map(|i| self.0.load_u16(self.1 + 16 * i + 12))
         }
     }
 

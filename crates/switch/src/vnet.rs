@@ -23,7 +23,9 @@ pub const GSO_UDP_L4: u8 = 5;
 /// The TCP flow uses ECN: CWR is set in the first segment only.
 pub const GSO_ECN: u8 = 0x80;
 
-/// A virtio-net header without `num_buffers`, in host byte order.
+/// A virtio-net header without `num_buffers`, in host byte order. Its fields are in the order of
+/// the wire, so that [`words`](Self::words) are loads.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHdr {
     /// [`NEEDS_CSUM`], [`DATA_VALID`].
@@ -144,6 +146,9 @@ impl VnetHdr {
             csum_offset: le(8),
         }
     }
+
+    /// Bits of `flags` in the first of its [`words`](Self::words).
+    pub const FLAGS: u64 = 0xff;
 
     /// Encodes as little-endian words: the first eight bytes, and the last two.
     #[inline]

@@ -205,13 +205,22 @@ impl DeviceQueue {
         }
     }
 
+    /// As [`put`](Self::put) for each of a burst of chains, with the length written to it.
+    #[inline]
+    pub fn put_each(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>) {
+        match &mut self.kind {
+            Kind::Split(q) => q.put_each(chains, lens),
+            Kind::Packed(q) => q.put_each(chains, lens),
+        }
+    }
+
     /// Marks a whole burst of chains used, with nothing written, in the order taken. With IN_ORDER
     /// one used element, for the last chain, covers all (virtio 1.3, 2.7.9 and 2.8.9).
     #[inline]
     pub fn put_all(&mut self, chains: &[Chain]) {
         match &mut self.kind {
             Kind::Split(q) => q.put_all(chains),
-            Kind::Packed(q) => chains.iter().for_each(|c| q.put(c.id, c.slots, 0, false)),
+            Kind::Packed(q) => q.put_all(chains),
         }
     }
 

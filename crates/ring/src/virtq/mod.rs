@@ -316,6 +316,24 @@ impl Taken {
         self.bufs.push(buf);
     }
 
+    /// Adds chains of one descriptor each, all of them with WRITE or none.
+    #[inline]
+    fn push_singles(
+        &mut self,
+        ids: impl Iterator<Item = u16>,
+        bufs: impl Iterator<Item = (u64, u32)>,
+        write: bool,
+    ) {
+        let writes = u16::from(write && !self.write_ignored);
+        let mut next = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
+        self.chains.extend(ids.map(|id| {
+            let first = next;
+            next += 1;
+            Chain { id, slots: 1, first, reads: 1 - writes, writes }
+        }));
+        self.bufs.extend(bufs.map(|(addr, len)| Buf { addr, len, write }));
+    }
+
     /// Starts a chain after the last buffer.
     #[inline]
     fn begin(&self, id: u16) -> Chain {

@@ -260,10 +260,12 @@ impl VirtioEgress {
     fn put_simple<const ONE_SEG: bool>(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
-        let mut bytes = 0;
-        let mut done = 0;
-        for (pick, chain) in picks.iter().zip(&taken.chains[*next..]) {
-            let frame = &burst.frames[usize::from(*pick)];
+        // A guest's memory may alias anything: what is not copied is loaded for each frame again.
+        let (format, frames) = (*format, &burst.frames[..]);
+        let (mut bytes, mut done) = (0, 0);
+        let mut totals = [0; BURST_MAX];
+        for ((pick, chain), written) in picks.iter().zip(&taken.chains[*next..]).zip(&mut totals) {
+            let frame = &frames[usize::from(*pick)];
             let total = frame.len + format.hdr_len;
             let (body, [buf]) = (burst.segs(frame), taken.writes(chain)) else { break };
             if ONE_SEG && body.len() != 1 {
@@ -274,7 +276,7 @@ impl VirtioEgress {
                 break;
             }
             let Some(mut to) = memory.seg_mut(buf.addr, total, hint) else { break };
-            let (word, last) = header(&frame.hdr, format).words();
+            let (word, last) = header(&frame.hdr, &format);
             to.update_u64(word);
             if format.hdr_len as usize == HDR_MAX {
                 to.update_u32(u32::from(last) | ONE_BUFFER);
@@ -293,14 +295,16 @@ impl VirtioEgress {
                     to.copy_from(rest);
                 }
             }
-            queue.put(chain, total);
             bytes += u64::from(frame.len);
+            *written = total;
             done += 1;
         }
+        let chains = &taken.chains[*next..][..done];
+        let lens = totals[..done].iter().copied();
         if let Some(marks) = queue.marks() {
-            let lens = picks[..done].iter().map(|pick| burst.frames[usize::from(*pick)].len);
-            mark_simple(marks, taken, &taken.chains[*next..], lens, format.hdr_len);
+            mark_simple(marks, taken, chains, lens.clone());
         }
+        queue.put_each(chains, lens);
         *next += done;
         stats.frames.add(done as u64);
         stats.bytes.add(bytes);
@@ -385,12 +389,7 @@ impl VirtioEgress {
         let Some(Active { queue, memory, format, hint, .. }) = &mut self.ring.active else {
             return Ok(false);
         };
-        let mut raw = [0_u8; HDR_MAX];
-        raw[..VnetHdr::LEN].copy_from_slice(&header(hdr, format).bytes());
-        //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
-        //= num_buffers to 1.
-        raw[VnetHdr::LEN..].copy_from_slice(&(chains as u16).to_le_bytes());
-
+        let raw = header_bytes(hdr, format, chains);
         let chains = &self.taken.chains[self.next..self.next + chains];
         self.next += chains.len();
         let end = {
@@ -435,27 +434,40 @@ fn put_frame(queue: &mut DeviceQueue, taken: &Taken, chains: &[Chain], mut left:
     queue.put(last, left as u32);
 }
 
-/// Marks frames of `lens` bytes that were written to the first buffer of each chain.
+/// Marks the first `lens` bytes of the first buffer of each chain.
 #[cold]
 fn mark_simple(
     marks: &mut Marks,
     taken: &Taken,
     chains: &[Chain],
     lens: impl Iterator<Item = u32>,
-    hdr_len: u32,
 ) {
     for (chain, len) in chains.iter().zip(lens) {
         if let [buf, ..] = taken.writes(chain) {
-            marks.mark(buf.addr, u64::from(len) + u64::from(hdr_len));
+            marks.mark(buf.addr, len.into());
         }
     }
 }
 
-/// The virtio-net header in this guest's format.
+/// The virtio-net header in this guest's format, without `num_buffers`, as [`VnetHdr::words`].
 #[inline]
-fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
+fn header(hdr: &VnetHdr, format: &Format) -> (u64, u16) {
+    let (word, last) = hdr.words();
     //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
-    VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
+    (if format.takes.csum { word } else { word & !VnetHdr::FLAGS }, last)
+}
+
+/// The same with `num_buffers`, of which a guest without MRG_RXBUF has the first
+/// [`hdr_len`](Format::hdr_len) bytes.
+fn header_bytes(hdr: &VnetHdr, format: &Format, buffers: usize) -> [u8; HDR_MAX] {
+    let (word, last) = header(hdr, format);
+    let mut raw = [0_u8; HDR_MAX];
+    raw[..8].copy_from_slice(&word.to_le_bytes());
+    raw[8..10].copy_from_slice(&last.to_le_bytes());
+    //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
+    //= num_buffers to 1.
+    raw[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    raw
 }
 
 /// Result of writing a frame.

@@ -22,7 +22,7 @@ const HDR_RUNT: u32 = 12 + 14;
 pub struct VirtioIngress {
     ring: Ring,
     taken: Taken,
-    scratch: Scratch,
+    scattered: Vec<Scattered>,
     stats: Arc<IngressStats>,
 }
 
@@ -38,10 +38,7 @@ impl VirtioIngress {
         Self {
             ring: Ring::default(),
             taken: Taken::bounded(BURST_MAX, DESCS_MAX).for_reading(),
-            scratch: Scratch {
-                chain_of: Vec::with_capacity(BURST_MAX),
-                scattered: Vec::with_capacity(BURST_MAX),
-            },
+            scattered: Vec::with_capacity(BURST_MAX),
             stats,
         }
     }
@@ -94,13 +91,9 @@ impl VirtioIngress {
     }
 }
 
-/// Of the current burst; kept for its allocations.
-struct Scratch {
-    /// Index in `taken.chains` of each frame.
-    chain_of: Vec<u16>,
-    /// Chains that are not one segment: the first segment, their number, and their length in bytes.
-    scattered: Vec<(usize, usize, u64)>,
-}
+/// A chain of a burst that is not one segment: the first segment, their number, and their length in
+/// bytes.
+type Scattered = (usize, usize, u64);
 
 /// Reason why a chain is not a valid frame. The chain is returned at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,6 +129,11 @@ impl Refused {
     fn add(&mut self, i: usize, why: Bad) {
         self.bits |= 1 << i;
         self.why[i] = why;
+    }
+
+    /// Index of the chain of a burst's `frame`: each chain that is not refused is one.
+    fn chain_of(&self, frame: usize) -> Option<usize> {
+        (0..BURST_MAX).filter(|i| self.bits & 1 << i == 0).nth(frame)
     }
 
     /// Counts those of the first `chains` chains.
@@ -273,7 +271,7 @@ impl Ingress for VirtioIngress {
         }
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let (kept, refused) =
-            collect(&self.taken, memory, hint, format, &mut burst, &mut self.scratch);
+            collect(&self.taken, memory, hint, format, &mut burst, &mut self.scattered);
         let mut more = kept < taken;
         keep(queue, &mut self.taken, kept);
         let (mut frames, mut bytes) = (0, 0);
@@ -290,8 +288,8 @@ impl Ingress for VirtioIngress {
                 frames -= 1;
                 bytes -= u64::from(frame.len);
             }
-            let kept = self.scratch.chain_of.get(dealt_with).copied();
-            keep(queue, &mut self.taken, kept.map_or(usize::MAX, usize::from));
+            let kept = refused.chain_of(dealt_with);
+            keep(queue, &mut self.taken, kept.unwrap_or(usize::MAX));
             more = true;
         }
         refused.count(self.taken.chains.len(), &self.stats);
@@ -344,15 +342,14 @@ fn collect<'m>(
     hint: &mut usize,
     format: &Format,
     burst: &mut Burst<'m>,
-    scratch: &mut Scratch,
+    scattered: &mut Vec<Scattered>,
 ) -> (usize, Refused) {
-    scratch.chain_of.clear();
-    scratch.scattered.clear();
+    scattered.clear();
     let mut refused = Refused { bits: 0, why: [Bad::Runt; BURST_MAX] };
     // Two passes, so that the first bytes of all frames are prefetched before any is read.
     let segs = &mut burst.segs;
-    let gathered = gather(taken, memory, hint, segs, &mut scratch.scattered, &mut refused);
-    push_frames(&gathered, format, burst, scratch, &mut refused);
+    let gathered = gather(taken, memory, hint, segs, scattered, &mut refused);
+    push_frames(&gathered, format, burst, scattered, &mut refused);
     (gathered.chains, refused)
 }
 
@@ -371,7 +368,7 @@ fn gather<'m>(
     memory: &'m GuestMemory,
     hint: &mut usize,
     segs: &mut Vec<Seg<'m>>,
-    scattered: &mut Vec<(usize, usize, u64)>,
+    scattered: &mut Vec<Scattered>,
     refused: &mut Refused,
 ) -> Gathered {
     let mut unusual = 0_u64;
@@ -423,10 +420,9 @@ fn push_frames(
     gathered: &Gathered,
     format: &Format,
     burst: &mut Burst<'_>,
-    scratch: &mut Scratch,
+    scattered: &[Scattered],
     refused: &mut Refused,
 ) {
-    let Scratch { chain_of, scattered } = scratch;
     let (mut at, mut parts) = (0, scattered.iter().copied());
     for i in 0..gathered.chains {
         let (first, count, len) = if gathered.unusual & 1 << i == 0 {
@@ -438,7 +434,6 @@ fn push_frames(
             if seg.first() == Some([0; VnetHdr::LEN]) && (HDR_RUNT..=FRAME_LEN_MAX).contains(&len) {
                 *seg = seg.skip(format.hdr_len);
                 burst.push_at(first, 1, len - format.hdr_len, VnetHdr::NONE);
-                chain_of.push(i as u16);
                 continue;
             }
             (first, 1, u64::from(len))
@@ -450,9 +445,8 @@ fn push_frames(
         } else {
             continue;
         };
-        match finish(burst, first, count, len, format) {
-            Ok(()) => chain_of.push(i as u16),
-            Err(why) => refused.add(i, why),
+        if let Err(why) = finish(burst, first, count, len, format) {
+            refused.add(i, why);
         }
     }
 }

@@ -131,38 +131,51 @@ impl PackedDevice {
     /// found; returns the flags of that one, which are not fetched again.
     #[inline]
     fn take_plain(&mut self, max: usize, out: &mut Taken) -> Option<u16> {
+        /// Flags that all descriptors of a run share.
+        const SHARED: u16 = AVAIL | USED | DESC_NEXT | DESC_INDIRECT | DESC_WRITE;
         while out.chains.len() < max {
             let size = self.parts.size;
             let (slot, left) = (usize::from(self.avail.slot), max - out.chains.len());
             // One run: up to the end of the ring or the first slot that we hold.
             let n = left.min(usize::from(size) - slot).min(usize::from(size - self.held));
             let descs = self.parts.desc.descs(self.avail.offset(), n.max(1));
-            let plain = self.avail.available_bits();
-            let mut end = (n == 0).then(|| descs.sync_load(0, Ordering::Acquire));
-            let mut taken = 0_u16;
-            for i in 0..n {
-                // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
-                // release in `publish`; loom test `packed_publish_take`.
-                let flags = descs.sync_load(i, Ordering::Acquire);
-                if flags & (AVAIL | USED | DESC_NEXT | DESC_INDIRECT) != plain {
+            // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
+            // release in `publish`; loom test `packed_publish_take`.
+            let flags_of = |i| descs.sync_load(i, Ordering::Acquire);
+            let first = flags_of(0);
+            if n == 0 || first & (SHARED & !DESC_WRITE) != self.avail.available_bits() {
+                return Some(first);
+            }
+            let (mut run, mut end) = (1, None);
+            self.prefetch_ahead(slot);
+            while run < n {
+                let flags = flags_of(run);
+                if (flags ^ first) & SHARED != 0 {
                     end = Some(flags);
                     break;
                 }
-                // For writing: the used descriptor goes where the available one was. 4 to a line.
-                if (slot + i).is_multiple_of(4) {
-                    self.parts.desc.prefetch_write((slot + i + 16) * DESC_LEN);
+                // 4 descriptors to a line.
+                if (slot + run).is_multiple_of(4) {
+                    self.prefetch_ahead(slot + run);
                 }
-                let (addr, len, id) = descs.load_unflagged(i);
-                out.push_single(id, Buf { addr, len, write: flags & DESC_WRITE != 0 });
-                taken += 1;
+                run += 1;
             }
-            self.avail.advance(taken, size);
-            self.held += taken;
+            out.push_singles(descs.ids(run), descs.bufs(run), first & DESC_WRITE != 0);
+            let run = u16::try_from(run).expect("at most the ring's size");
+            self.avail.advance(run, size);
+            self.held += run;
             if end.is_some() {
                 return end;
             }
         }
         None
+    }
+
+    /// Prefetches the descriptor that will be read after `slot` by a few lines; for writing: the
+    /// used descriptor goes where the available one was.
+    #[inline]
+    fn prefetch_ahead(&self, slot: usize) {
+        self.parts.desc.prefetch_write((slot + 16) * DESC_LEN);
     }
 
     /// Rejects a chain that reaches into slots that we hold: the driver cannot own them.
@@ -249,9 +262,6 @@ impl PackedDevice {
 
     #[inline(always)]
     pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32, goes_on: bool) {
-        let at = self.used.offset();
-        let write = if len > 0 { DESC_WRITE } else { 0 };
-        let flags = self.used.used_bits() | write;
         if let Some(ledger) = &self.ledger {
             let mut next = self.used;
             next.advance(slots, self.parts.size);
@@ -259,15 +269,57 @@ impl PackedDevice {
             ledger.put(self.published, self.used, next, entry);
         }
         if self.first.is_none() {
+            let at = self.used.offset();
             self.parts.desc.store_u32(at + 8, len);
             self.parts.desc.store_u16(at + 12, id);
-            self.first = Some((self.used, flags));
+            self.first = Some((self.used, used_flags(self.used, len)));
         } else {
-            // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
-            self.parts.desc.sync_store_tail(at + 8, len, id, flags, Ordering::Release);
+            self.store_used(self.used, id, len);
         }
         self.used.advance(slots, self.parts.size);
         self.unpublished = self.unpublished.saturating_add(slots);
+    }
+
+    /// Writes a used descriptor that is not the first since the last publication.
+    #[inline]
+    fn store_used(&self, at: Pos, id: u16, len: u32) {
+        let (offset, flags) = (at.offset() + 8, used_flags(at, len));
+        // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
+        self.parts.desc.sync_store_tail(offset, len, id, flags, Ordering::Release);
+    }
+
+    /// Uses a burst of chains, each with the length written to it, as [`put`](Self::put) one by
+    /// one.
+    #[inline]
+    pub(crate) fn put_each(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>) {
+        let mut burst = chains.iter().zip(lens);
+        if self.ledger.is_some() {
+            return burst.for_each(|(c, len)| self.put(c.id, c.slots, len, false));
+        }
+        let Some((first, len)) = burst.next() else { return };
+        self.put(first.id, first.slots, len, false);
+        let (mut at, mut slots) = (self.used, 0);
+        for (chain, len) in burst {
+            self.store_used(at, chain.id, len);
+            at.advance(chain.slots, self.parts.size);
+            slots += chain.slots;
+        }
+        self.used = at;
+        self.unpublished = self.unpublished.saturating_add(slots);
+    }
+
+    /// Uses a burst of chains with nothing written.
+    #[inline]
+    pub(crate) fn put_all(&mut self, chains: &[Chain]) {
+        match chains {
+            [_, .., last] if self.features.in_order => {
+                //= virtio-v1.3 2.8.9: the device can notify the use of a batch of buffers to the
+                //= driver by only writing out a single used descriptor with the Buffer ID
+                //= corresponding to the last descriptor in the batch.
+                self.put(last.id, chains.iter().map(|c| c.slots).sum(), 0, false);
+            }
+            _ => self.put_each(chains, std::iter::repeat(0)),
+        }
     }
 
     pub(crate) fn prefetch(&self) {
@@ -338,6 +390,12 @@ impl PackedDevice {
         self.fault.is_some()
             || self.avail.is_available(self.parts.desc.sync_load(at, Ordering::Relaxed))
     }
+}
+
+/// Flags of a used descriptor at `at`, with `len` bytes written.
+#[inline]
+fn used_flags(at: Pos, len: u32) -> u16 {
+    at.used_bits() | if len > 0 { DESC_WRITE } else { 0 }
 }
 
 /// A descriptor, copied out.

@@ -246,6 +246,12 @@ impl SplitDevice {
         self.parts.used.store_u32s(at, [u32::from(id), len]);
     }
 
+    /// Uses a burst of chains, each with the length written to it.
+    #[inline]
+    pub(crate) fn put_each(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>) {
+        chains.iter().zip(lens).for_each(|(chain, len)| self.put(chain.id, len));
+    }
+
     pub(crate) fn put_all(&mut self, chains: &[Chain]) {
         match chains {
             [_, .., last] if self.features.in_order => {
@@ -256,7 +262,7 @@ impl SplitDevice {
                 let skipped = u16::try_from(chains.len() - 1).expect("a burst");
                 self.used_next = self.used_next.plus(skipped);
             }
-            _ => chains.iter().for_each(|c| self.put(c.id, 0)),
+            _ => self.put_each(chains, std::iter::repeat(0)),
         }
     }
 

@@ -10,10 +10,10 @@ use shm::{GuestMemory, SegMut};
 use switch::direct::{Direct, DirectFrame, Lent};
 use switch::frame::{GSO_LEN_MAX, SEGS_MAX};
 use switch::port::Fault;
-use switch::vnet::{Offloads, VnetHdr};
+use switch::vnet::Offloads;
 
 use super::super::{Active, mark_written};
-use super::{HDR_MAX, VirtioEgress, header, put_frame};
+use super::{VirtioEgress, header_bytes, put_frame};
 
 /// Distance of the bytes accessed to check whether memory is lost.
 const PAGE: u32 = 4096;
@@ -145,7 +145,8 @@ impl Direct for VirtioEgress {
                 left = left.saturating_sub(room(taken, &chains[n]));
                 n += 1;
             }
-            write_header(memory, hint, taken, &chains[..n], &header(hdr, format), format.hdr_len);
+            let raw = header_bytes(hdr, format, n);
+            write_header(memory, hint, taken, &chains[..n], &raw[..format.hdr_len as usize]);
             put_frame(queue, taken, &chains[..n], written);
             if let Some(marks) = queue.marks() {
                 mark_written(marks, taken, &chains[..n], written);
@@ -195,17 +196,10 @@ fn write_header(
     hint: &mut usize,
     taken: &Taken,
     chains: &[Chain],
-    hdr: &VnetHdr,
-    hdr_len: u32,
+    mut raw: &[u8],
 ) {
-    let mut raw = [0_u8; HDR_MAX];
-    raw[..VnetHdr::LEN].copy_from_slice(&hdr.bytes());
-    //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
-    //= num_buffers to 1.
-    raw[VnetHdr::LEN..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
-    let mut rest = &raw[..];
-    each_seg(memory, hint, taken, chains, 0..hdr_len, |mut seg| {
-        let n = seg.write(&rest[..(seg.len() as usize).min(rest.len())]);
-        rest = &rest[n as usize..];
+    each_seg(memory, hint, taken, chains, 0..raw.len() as u32, |mut seg| {
+        let n = seg.write(&raw[..(seg.len() as usize).min(raw.len())]);
+        raw = &raw[n as usize..];
     });
 }
