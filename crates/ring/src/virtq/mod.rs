@@ -307,31 +307,17 @@ impl Taken {
         Ok(())
     }
 
-    /// Adds a chain of one descriptor, the common case.
+    /// Adds a chain of one descriptor for each of the `ids`, whose buffers were added from the
+    /// `first` one on, all of them with WRITE or none.
     #[inline]
-    fn push_single(&mut self, id: u16, buf: Buf) {
-        let write = u16::from(buf.write && !self.write_ignored);
-        let first = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
-        self.chains.push(Chain { id, slots: 1, first, reads: 1 - write, writes: write });
-        self.bufs.push(buf);
-    }
-
-    /// Adds chains of one descriptor each, all of them with WRITE or none.
-    #[inline]
-    fn push_singles(
-        &mut self,
-        ids: impl Iterator<Item = u16>,
-        bufs: impl Iterator<Item = (u64, u32)>,
-        write: bool,
-    ) {
+    fn push_singles(&mut self, ids: impl Iterator<Item = u16>, first: usize, write: bool) {
         let writes = u16::from(write && !self.write_ignored);
-        let mut next = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
+        let mut next = u32::try_from(first).expect("bounded by burst and ring size");
         self.chains.extend(ids.map(|id| {
             let first = next;
             next += 1;
             Chain { id, slots: 1, first, reads: 1 - writes, writes }
         }));
-        self.bufs.extend(bufs.map(|(addr, len)| Buf { addr, len, write }));
     }
 
     /// Starts a chain after the last buffer.

@@ -160,7 +160,9 @@ impl PackedDevice {
                 }
                 run += 1;
             }
-            out.push_singles(descs.ids(run), descs.bufs(run), first & DESC_WRITE != 0);
+            let (start, write) = (out.bufs.len(), first & DESC_WRITE != 0);
+            out.bufs.extend(descs.bufs(run).map(|(addr, len)| Buf { addr, len, write }));
+            out.push_singles(descs.ids(run), start, write);
             let run = u16::try_from(run).expect("at most the ring's size");
             self.avail.advance(run, size);
             self.held += run;

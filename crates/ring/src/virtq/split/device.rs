@@ -88,19 +88,9 @@ impl SplitDevice {
         if n == 0 {
             return Ok(0);
         }
-        for head in self.heads(n)[..n].iter().copied() {
-            let head = match Untrusted::new(head).check_below(self.parts.size) {
-                Ok(head) => head,
-                Err(seen) => {
-                    self.fault = Some(Malformed::DescIndex(seen));
-                    break;
-                }
-            };
-            let desc = Desc::read(&self.parts.desc, head);
-            if desc.flags & (DESC_NEXT | DESC_INDIRECT) == 0 {
-                out.push_single(head, desc.buf());
-                continue;
-            }
+        let heads = self.heads(n);
+        let mut left = &heads[..n];
+        while let Some((head, desc)) = self.take_plain(&mut left, out) {
             if !self.take_several(memory, head, desc, out) {
                 break;
             }
@@ -114,8 +104,39 @@ impl SplitDevice {
         }
     }
 
-    /// Takes a chain of several descriptors, or an indirect one; false: it is not taken. Out of
-    /// line: the loop over single descriptors then keeps its state in registers.
+    /// Takes chains of one descriptor, the common case, until all `heads` are taken or another kind
+    /// is found; returns that one, which is not read again. `heads`: those after it.
+    #[inline]
+    fn take_plain(&mut self, heads: &mut &[u16], out: &mut Taken) -> Option<(u16, Desc)> {
+        let start = out.bufs.len();
+        let (mut run, mut shared, mut end) = (0, 0, None);
+        for head in heads.iter().copied() {
+            let head = match Untrusted::new(head).check_below(self.parts.size) {
+                Ok(head) => head,
+                Err(seen) => {
+                    self.fault = Some(Malformed::DescIndex(seen));
+                    break;
+                }
+            };
+            let desc = Desc::read(&self.parts.desc, head);
+            if run == 0 {
+                shared = desc.flags & DESC_WRITE;
+            }
+            if (desc.flags ^ shared) & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != 0 {
+                end = Some((head, desc));
+                break;
+            }
+            out.bufs.push(desc.buf());
+            run += 1;
+        }
+        let (taken, rest) = heads.split_at(run);
+        out.push_singles(taken.iter().copied(), start, shared != 0);
+        *heads = rest.get(1..).unwrap_or_default();
+        end
+    }
+
+    /// Takes a chain of another kind; false: it is not taken. Out of line: the loop over single
+    /// descriptors then keeps its state in registers.
     #[inline(never)]
     fn take_several(
         &mut self,
