@@ -260,7 +260,8 @@ impl VirtioEgress {
     fn put_simple<const ONE_SEG: bool>(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
-        // A guest's memory may alias anything: what is not copied is loaded for each frame again.
+        // For the compiler, a store to guest memory may alias anything: what is not a local is
+        // loaded again for each frame.
         let (format, frames) = (*format, &burst.frames[..]);
         let (mut bytes, mut done) = (0, 0);
         let mut totals = [0; BURST_MAX];

@@ -173,8 +173,8 @@ impl PackedDevice {
         None
     }
 
-    /// Prefetches the descriptor that will be read after `slot` by a few lines; for writing: the
-    /// used descriptor goes where the available one was.
+    /// Prefetches the descriptor four lines after `slot`, for writing: the used descriptor replaces
+    /// the available one.
     #[inline]
     fn prefetch_ahead(&self, slot: usize) {
         self.parts.desc.prefetch_write((slot + 16) * DESC_LEN);

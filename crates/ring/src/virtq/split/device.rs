@@ -105,7 +105,7 @@ impl SplitDevice {
     }
 
     /// Takes chains of one descriptor, the common case, until all `heads` are taken or another kind
-    /// is found; returns that one, which is not read again. `heads`: those after it.
+    /// is found; returns that one, which is not read again. `heads` keeps those after it.
     #[inline]
     fn take_plain(&mut self, heads: &mut &[u16], out: &mut Taken) -> Option<(u16, Desc)> {
         let start = out.bufs.len();
