@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{BASE, FRESH, PACKED, Raw};
 use proptest::prelude::*;
-use ring::virtq::{Buf, DeviceQueue, LayoutError, Ledger, Taken, Used};
+use ring::virtq::{Buf, DeviceQueue, DriverQueue, LayoutError, Ledger, Taken, Used};
 use shm::{Area, Mapping};
 
 const SIZE: u16 = 8;
@@ -45,7 +45,7 @@ fn bufs(i: u16, slots: u16) -> Vec<Buf> {
     (0..slots).map(buf).collect()
 }
 
-fn used(driver: &mut ring::virtq::DriverQueue) -> Vec<(u16, u32)> {
+fn used(driver: &mut DriverQueue) -> Vec<(u16, u32)> {
     let mut used: Vec<Used> = Vec::new();
     driver.take_used(64, &mut used).unwrap();
     used.iter().map(|used| (used.id, used.len)).collect()
@@ -55,6 +55,14 @@ fn take(device: &mut DeviceQueue, raw: &Raw) -> Taken {
     let mut taken = Taken::with_capacity(64, 64);
     device.take(&raw.memory, 64, &mut taken).unwrap();
     taken
+}
+
+/// Adds and publishes a chain of each number of slots; returns their ids.
+fn add(driver: &mut DriverQueue, slots: &[u16]) -> Vec<u16> {
+    let chains = (0..).zip(slots);
+    let ids = chains.flat_map(|(i, n)| driver.add(&bufs(i, *n))).collect();
+    driver.publish();
+    ids
 }
 
 /// Where a descriptor's length, id and flags are.
@@ -75,11 +83,7 @@ proptest! {
         let features = if in_order { IN_ORDER } else { PACKED };
         let (raw, mut driver, base) = ring_at(start, features);
         let (area, ledger) = ledger();
-        let mut ids = Vec::new();
-        for (i, n) in (0..).zip(&slots) {
-            ids.extend(driver.add(&bufs(i, *n)));
-        }
-        driver.publish();
+        let ids = add(&mut driver, &slots);
         let mut device = raw.device(features, base);
         device.keep(ledger.clone());
         let taken = take(&mut device, &raw);
@@ -137,11 +141,7 @@ proptest! {
         let features = if in_order { IN_ORDER } else { PACKED };
         let (raw, mut driver, base) = ring_at(start, features);
         let (_area, ledger) = ledger();
-        let mut ids = Vec::new();
-        for (i, n) in (0..).zip(&slots) {
-            ids.extend(driver.add(&bufs(i, *n)));
-        }
-        driver.publish();
+        let ids = add(&mut driver, &slots);
         let mut device = raw.device(features, base);
         device.keep(ledger.clone());
         let taken = take(&mut device, &raw);

@@ -111,10 +111,10 @@ fn single_reads_and_writes_go_through_the_host() {
     assert_eq!(out[..100], ramp(110)[10..]);
     assert_eq!(seg.first::<4>(), None);
     let mut to = SegMut::granted(&two, 0, 4, 14).unwrap();
-    to.write_u64(0x0807_0605_0403_0201);
-    to.write_u32(0x0c0b_0a09);
-    to.write_u64(1);
-    to.write_u16(0x0e0d);
+    to.update_u64(0x0807_0605_0403_0201);
+    to.update_u32(0x0c0b_0a09);
+    to.update_u64(1);
+    to.update_u16(0x0e0d);
     assert!(to.is_empty());
     assert_eq!(fake.bytes(2, 0, 4, 14), (1..=14).collect::<Vec<u8>>());
     let mut to = SegMut::granted(&two, 8, 0, 4096).unwrap();

@@ -282,7 +282,7 @@ impl VirtioEgress {
             if format.hdr_len as usize == HDR_MAX {
                 to.update_u32(u32::from(last) | ONE_BUFFER);
             } else {
-                to.write_u16(last);
+                to.update_u16(last);
             }
             let head = burst.head(usize::from(*pick));
             if !head.is_empty() {
