@@ -297,6 +297,10 @@ pub enum Link {
     /// Directly: the switch's TAP interface is in the namespace. No rate limit; the peer is the
     /// host's network stack (as dom0 in the original studies).
     Tap,
+    /// As by xen-netback: each of so many guests has an interface of its own in the namespace, to
+    /// which the switch cross-connects its port, and a bridge of these interfaces leads to the
+    /// host's network stack. No rate limit.
+    Interfaces(usize),
     /// By a link of 1 Gbit/s in each direction, with frames of at most the MTU, like those of a
     /// network card: the TAP interface is a port of a bridge in a namespace of its own, and a veth
     /// pair with a token bucket filter at each end (it shapes egress only) leads to the peer. The
@@ -313,7 +317,7 @@ pub enum Link {
     },
 }
 
-/// The external network: a namespace behind a TAP port of the switch.
+/// The external network: a namespace behind TAP ports of the switch, one or one for each guest.
 #[derive(Debug)]
 pub struct Wire {
     /// Its namespace; tools that run in it are the peers of the guests.
@@ -323,18 +327,25 @@ pub struct Wire {
     link: Link,
 }
 
+/// Name of the interface of guest `i` of [`Link::Interfaces`].
+fn vif(i: usize) -> String {
+    format!("vif{i}")
+}
+
 impl Wire {
     /// Its address on the link.
     pub const ADDRESS: &str = "10.9.255.1";
     /// Name of the switch's port.
     pub const PORT: &str = "up";
     const TAP: &str = "up0";
+    const BRIDGE: &str = "br0";
 
-    /// Creates the namespaces. Start the switch with [`Wire::port`], then call [`Wire::up`].
+    /// Creates the namespaces. Start the switch with [`Wire::port`] or [`Wire::ports`], then call
+    /// [`Wire::up`].
     pub fn new(stage: &Stage, link: Link) -> Result<Self, Fail> {
         let netns = Namespace::new(stage, "wire")?;
         let bridge = match link {
-            Link::Tap => None,
+            Link::Tap | Link::Interfaces(_) => None,
             Link::Gigabit { .. } => Some(Namespace::new(stage, "bridge")?),
         };
         Ok(Self { netns, bridge, link })
@@ -345,14 +356,34 @@ impl Wire {
         Port::tap(Self::PORT, Self::TAP, self.bridge.as_ref().unwrap_or(&self.netns), options)
     }
 
+    /// Returns all ports of a switch with these guests, in the order in which `--forward cross`
+    /// connects the guests with their interfaces; `options` are those of the TAP ports.
+    pub fn ports(&self, guests: &[Port], options: &str) -> Vec<Port> {
+        let Link::Interfaces(_) = self.link else {
+            return [&[self.port(options)], guests].concat();
+        };
+        let pairs = guests.iter().enumerate().map(|(i, guest)| {
+            let tap = Port::tap(&format!("{}{i}", Self::PORT), &vif(i), &self.netns, options);
+            [guest.clone(), tap]
+        });
+        pairs.flatten().collect()
+    }
+
     /// Name of the interface with [`Wire::ADDRESS`].
     pub fn device(&self) -> &'static str {
-        if self.bridge.is_some() { "eth0" } else { Self::TAP }
+        match self.link {
+            Link::Tap => Self::TAP,
+            Link::Interfaces(_) => Self::BRIDGE,
+            Link::Gigabit { .. } => "eth0",
+        }
     }
 
     /// Configures the interfaces; the switch must be running.
     pub fn up(&self) -> Result<(), Fail> {
         let address = format!("{}/16", Self::ADDRESS);
+        if let Link::Interfaces(count) = self.link {
+            return self.bridge_interfaces(count, &address);
+        }
         let of_tap = self.bridge.as_ref().unwrap_or(&self.netns);
         wait_for("the switch's interface", START_MAX_S, || Ok(of_tap.has_device(Self::TAP)))?;
         let Some(bridge) = &self.bridge else {
@@ -381,5 +412,20 @@ impl Wire {
             self.netns.enable_threaded_napi("eth0")?;
         }
         Ok(())
+    }
+
+    /// Joins the interfaces of [`Link::Interfaces`] by a bridge with this address.
+    fn bridge_interfaces(&self, count: usize, address: &str) -> Result<(), Fail> {
+        let netns = &self.netns;
+        wait_for("the switch's interfaces", START_MAX_S, || {
+            Ok((0..count).all(|i| netns.has_device(&vif(i))))
+        })?;
+        // No netfilter rules on the bridge, whatever the host's setting.
+        netns.set_sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+        netns.ip(&format!("link add {} type bridge", Self::BRIDGE))?;
+        for device in (0..count).map(vif) {
+            netns.ip(&format!("link set {device} master {} up", Self::BRIDGE))?;
+        }
+        netns.add_address(Self::BRIDGE, address)
     }
 }

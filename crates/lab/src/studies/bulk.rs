@@ -24,7 +24,7 @@ pub struct Bulk<'a> {
     pub guests: usize,
     /// Options of the guests' ports, as for [`Port::guest`].
     pub port: &'a str,
-    /// Options of the port of the external network, likewise.
+    /// Options of the ports of the external network, likewise.
     pub outside: &'a str,
     /// Options of the guests' NICs. Offloads in `without` are also turned off in the external
     /// network.
@@ -92,7 +92,7 @@ impl Bulk<'_> {
         let wire = Wire::new(stage, self.link)?;
         let guest = |i: usize| Port::guest(stage, &format!("g{i}"), self.proto, self.port);
         let ports: Vec<Port> = (0..self.guests).map(guest).collect();
-        let all = [&[wire.port(self.outside)], &ports[..]].concat();
+        let all = wire.ports(&ports, self.outside);
         let switch = Switch::start(stage, &self.switch, &all)?;
         wire.up()?;
         let nics = ports.iter().enumerate();

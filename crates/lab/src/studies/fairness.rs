@@ -1,4 +1,4 @@
-//! `fairness`: one worker for all ports against one worker per port.
+//! `fairness`: one worker for all guests against NAPI and workers for each guest.
 
 use std::collections::BTreeMap;
 
@@ -24,18 +24,18 @@ const CELL_LEAST: [(&str, f64); 2] = [("jain", 0.95), ("least_share", 0.5)];
 const JAIN_LESS: f64 = 0.05;
 
 const ABOUT: &str = "\
-Shared is one worker that serves all ports, like the few threads of the unpatched kernel; \
-per-port is one worker for each, like the kernel with NAPI and a thread per interface. x is the \
+As with xen-netback, each guest has an interface of its own in the host, which the switch \
+cross-connects with the guest's port, and a bridge of the kernel joins these interfaces. Shared is \
+one worker that serves all of them by events, like a thread of the unpatched kernel. Per-port is \
+the patch: frames from a guest are polled by the policy napi, and each guest has two workers, one \
+for the frames from it (the NAPI instance) and one for those to it (the kernel thread). x is the \
 number of guests, the left axis the throughput of all of them together, the right axis the CPU \
 time of the switch in per cent of one CPU. Points are medians with their interval, where the \
-original study has means with one standard deviation. The network outside is the host's own, \
-through a TAP port.
+original study has means with one standard deviation.
 
 The original study has its figures in pictures only, so there is no table of them beside ours. It \
-ran on twelve cores; on a machine with fewer CPUs than guests, the workers of per-port share \
-CPUs, which limits their benefit. Each interface of the original study had its own queue in dom0; \
-here all frames to guests wait in one, that of the host's TAP: with many streams its losses \
-affect some guests more than others.";
+ran on twelve cores, six of them for dom0; on a machine with fewer CPUs than guests, the workers \
+of per-port share CPUs, which limits their benefit.";
 
 /// The study.
 pub struct Fairness;
@@ -128,26 +128,32 @@ impl Study for Fairness {
         let (cell, stage) = (run.cell, run.stage);
         let guests = cell.number("guests") as usize;
         let mut switch = SwitchOptions::new(stage, "event");
-        match cell.get("variant") {
-            "shared" => switch.placement = "single".into(),
+        switch.forward = "cross".into();
+        let port = match cell.get("variant") {
+            "shared" => {
+                switch.placement = "single".into();
+                ""
+            }
             "per-port" => {
                 switch.placement = "per-port".into();
-                // One more for the network outside.
-                switch.workers = guests + 1;
+                // One for each guest's frames, as its NAPI instance, and one for the frames to
+                // it, which wait at its interface, as its kernel thread.
+                switch.workers = 2 * guests;
                 // Each has its own CPU, if there are enough.
                 switch.cpus = stage.switch_cpus.clone();
+                ",poll=napi"
             }
             other => return Err(Fail::Cell(format!("unknown variant {other}"))),
-        }
+        };
         let workers = switch.workers as f64;
         let bulk = Bulk {
             proto: stage.proto,
             guests,
-            port: "",
+            port,
             outside: "",
             nic: NicOptions::new("event"),
             switch,
-            link: Link::Tap,
+            link: Link::Interfaces(guests),
             from_guests: cell.get("direction") == "from-guest",
             udp: false,
             len: 0,
