@@ -33,6 +33,8 @@ const TX: Layout = Layout { size: SIZE, desc: 0x3f80, driver: 0x3200, device: 0x
 const POOLS: [u64; 2] = [0x5100, 0x5900];
 const BUFFERS: u64 = 0x6100;
 const BUFFERS_LEN: u64 = BASE + 2 * HALF - BUFFERS;
+/// Bytes compared at once.
+const PIECE: usize = 512;
 /// A log for the first 128 pages: more than the guest has.
 const LOG_LEN: u64 = 16;
 
@@ -101,6 +103,7 @@ pub fn explore(data: &[u8], logged: bool) -> Seen {
     let mut state = State {
         front: Front {
             sent: read(&memory),
+            own: [(); 2].map(|()| vec![0; (BUFFERS - BASE) as usize]),
             memory,
             log: log(),
             image: bytes.0,
@@ -136,6 +139,8 @@ struct Front<'a> {
     log: (Arc<Mapping>, Arc<DirtyLog>),
     /// What the other machine has.
     sent: Vec<u8>,
+    /// Memory below the buffers, before and after a write of the guest's own.
+    own: [Vec<u8>; 2],
     image: &'a [u8],
     serial: usize,
     seen: Seen,
@@ -176,12 +181,13 @@ impl Front<'_> {
         }
     }
 
-    /// Writes of the guest itself, which its hypervisor tracks.
+    /// Writes of the guest itself, which its hypervisor tracks: to rings and indirect tables only.
     fn own<T>(&mut self, act: impl FnOnce(&GuestMemory) -> T) -> T {
-        let before = read(&self.memory);
+        let [before, after] = &mut self.own;
+        read_into(&self.memory, before);
         let result = act(&self.memory);
-        let after = read(&self.memory);
-        let pieces = self.sent.chunks_mut(64).zip(before.chunks(64).zip(after.chunks(64)));
+        read_into(&self.memory, after);
+        let pieces = self.sent.chunks_mut(PIECE).zip(before.chunks(PIECE).zip(after.chunks(PIECE)));
         for (sent, (before, after)) in pieces.filter(|(_, (before, after))| before != after) {
             for (sent, (before, after)) in sent.iter_mut().zip(before.iter().zip(after)) {
                 if before != after {
@@ -408,11 +414,16 @@ impl State<'_> {
 
 fn read(memory: &GuestMemory) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
-    for (n, half) in bytes.chunks_mut(HALF as usize).enumerate() {
-        let addr = BASE + n as u64 * HALF;
-        memory.seg(addr, HALF as u32, &mut 0).expect("a region").read(half);
-    }
+    read_into(memory, &mut bytes);
     bytes
+}
+
+/// Reads memory from its start on.
+fn read_into(memory: &GuestMemory, bytes: &mut [u8]) {
+    for (n, part) in bytes.chunks_mut(HALF as usize).enumerate() {
+        let addr = BASE + n as u64 * HALF;
+        memory.seg(addr, part.len() as u32, &mut 0).expect("a region").read(part);
+    }
 }
 
 fn write(memory: &GuestMemory, addr: u64, bytes: &[u8]) {

@@ -9,7 +9,14 @@ import rig
 from machine import Guest
 
 # Seed 000 received UDP and TCP with these sizes; rates that the emulated machine keeps up with.
-TRAFFIC = {"UDP 1472": "-u -b 100M -l 1472", "UDP 50": "-u -b 4M -l 50", "TCP": "-b 200M"}
+TRAFFIC = {"UDP-1472": "-u -b 100M -l 1472", "UDP-50": "-u -b 4M -l 50", "TCP": "-b 200M"}
+MEASURES = {
+    "guest_s_per_gbit": ("s", "less", "CPU time of the guest for each gigabit"),
+    "dom0_s_per_gbit": ("s", "less", "CPU time of dom0 for each gigabit"),
+    "events_per_frame": ("", "less", "events to the guest for each frame"),
+    "bits_per_s": ("bit/s", "more", "payload, as received"),
+    "lost": ("", "less", "datagrams lost"),
+}
 GUEST_IP = "10.0.0.4"
 
 
@@ -64,18 +71,18 @@ def compare(lab, ctl, start_nic, stop_nic, port_stats, iperf3, rounds):
             for turn in range(rounds):
                 for smart_poll in (True, False) if turn % 2 else (False, True):
                     results = receiver.measure(smart_poll, port_stats, iperf3)
-                    runs += [{"kind": kind, "smart_poll": smart_poll, "traffic": name, "round": turn, **result}
+                    runs += [{"guest": kind, "smart_poll": "on" if smart_poll else "off", "traffic": name, "round": turn, **result}
                              for name, result in results.items()]  # fmt: skip
         finally:
             receiver.close()
-        say(lab, kind, [run for run in runs if run["kind"] == kind])
+        say(lab, kind, [run for run in runs if run["guest"] == kind])
     return runs
 
 
 def say(lab, kind, runs):
     """One line for each traffic; judged are events only: the timer takes their place."""
     for name in TRAFFIC:
-        off, on = ([run for run in runs if run["traffic"] == name and run["smart_poll"] == way] for way in (False, True))
+        off, on = ([run for run in runs if run["traffic"] == name and run["smart_poll"] == way] for way in ("off", "on"))
         words = []
         for key, who in (("guest_s_per_gbit", "guest's CPU"), ("dom0_s_per_gbit", "dom0's CPU"), ("bits_per_s", "throughput")):
             ratios = [after[key] / before[key] for before, after in zip(off, on, strict=True)]

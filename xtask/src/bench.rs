@@ -7,6 +7,9 @@
 //! itself counts them, and with valgrind the instructions of each frame in `Ingress::burst`.
 //! `--counts` counts only these, as `cargo xtask counts` does: they do not depend on how busy the
 //! machine is.
+//!
+//! `cargo xtask bench --results DIR` measures this tree only, and stores the runs as a folder of
+//! results of the lab, from which documents take their figures.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,17 +21,25 @@ use serde_json::Value;
 use crate::command::succeed;
 use crate::counts;
 
+use self::results::Run;
+
+mod results;
+
 const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N | --counts] [--cpu N] \
-    [WORDS...]\n\
+    [WORDS...]\n       \
+    cargo xtask bench --results DIR [--pairs N] [--cpu N] [WORDS...]\n\
     Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.\n\
-    --counts: instructions of each frame only, as a Markdown table.";
+    --counts: instructions of each frame only, as a Markdown table.\n\
+    --results: of this tree only, into a new folder of results of the lab; a pair is one run.";
 /// Turns of each case in a run.
 const TURNS: &str = "5";
 /// For how long polls are counted.
 const POLLED: Duration = Duration::from_secs(2);
 
 struct Options {
+    /// Empty with `results`.
     before: String,
+    results: Option<PathBuf>,
     pairs: usize,
     /// Instructions only.
     counts: bool,
@@ -51,6 +62,9 @@ type Pairs = BTreeMap<String, Vec<[Option<f64>; 3]>>;
 /// What is wrong with the arguments; a program that cannot be built or run.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let options = parse(arguments)?;
+    if let Some(out) = &options.results {
+        return store(root, &options, arguments, out);
+    }
     let folder = root.join("target/before").join(&options.before);
     if !folder.join("Cargo.toml").exists() {
         let add = ["worktree", "add", "--force", "--detach"];
@@ -88,9 +102,38 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     instructions(&builds, frames.keys(), &options)
 }
 
+/// Measures this tree, and stores the runs in the new folder `out`.
+fn store(root: &Path, options: &Options, arguments: &[String], out: &Path) -> Result<(), String> {
+    if out.exists() {
+        return Err(format!("--results: {} exists: use a new folder", out.display()));
+    }
+    println!("building {}", root.display());
+    let lab = built(root, &["build", "--release", "--bin", "pvswitch-lab"], "pvswitch-lab")?;
+    let bench = build_bench(root)?;
+    let mut runs = Vec::new();
+    for round in 0..options.pairs {
+        println!("run {} of {}", round + 1, options.pairs);
+        let copy = Copy::of(root, &bench)?;
+        let cases = forward(&copy.0, options, TURNS)?.into_iter();
+        runs.extend(cases.filter_map(|(name, ns)| Run::of(&name, round, ns)));
+    }
+    if runs.is_empty() {
+        let words = options.words.join(" ");
+        return Err(format!("no case RING FORWARD FEATURE SIZE contains '{words}'"));
+    }
+    let file = root.join("target").join(format!("bench-{}.json", std::process::id()));
+    let text = results::measured(&runs, &bench, &options.cpu, arguments).to_string();
+    std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    let said = succeed(Command::new(lab).arg("import").arg(&file).arg("--out").arg(out));
+    let _ = std::fs::remove_file(&file);
+    println!("{}", said?.trim_end());
+    Ok(())
+}
+
 fn parse(arguments: &[String]) -> Result<Options, String> {
     let mut options = Options {
         before: String::new(),
+        results: None,
         pairs: 10,
         counts: false,
         cpu: "1".into(),
@@ -102,6 +145,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
             || left.next().ok_or_else(|| format!("{word}: a value is missing\n{USAGE}"));
         match word.as_str() {
             "--before" => options.before = value()?.clone(),
+            "--results" => options.results = Some(value()?.into()),
             "--counts" => options.counts = true,
             "--cpu" => options.cpu = value()?.clone(),
             "--pairs" => {
@@ -114,7 +158,9 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
             _ => options.words.push(word.clone()),
         }
     }
-    if options.before.is_empty() {
+    if options.before.is_empty() != options.results.is_some()
+        || (options.before.is_empty() && options.counts)
+    {
         return Err(USAGE.into());
     }
     Ok(options)
@@ -339,7 +385,15 @@ mod tests {
         let parse = |words: &str| parse(&words.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(parse("--before HEAD --pairs 3 split 60").unwrap().words, ["split", "60"]);
         assert!(parse("--before HEAD --counts plain").unwrap().counts);
-        for bad in ["", "--before", "--before HEAD --pairs 0", "--before HEAD --turns 3"] {
+        assert!(parse("--results there --pairs 3 switch").unwrap().results.is_some());
+        for bad in [
+            "",
+            "--before",
+            "--before HEAD --pairs 0",
+            "--before HEAD --turns 3",
+            "--before HEAD --results there",
+            "--results there --counts",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

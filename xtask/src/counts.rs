@@ -6,17 +6,25 @@
 //! nor the speed of the machine matter. Of the CPU's features only those matter by which the C
 //! library selects its `memcpy`: it is made to select the one that every x86-64 CPU has. What
 //! remains is the compiler, whose version is pinned, and the C library; the baseline names both.
+//!
+//! `--stages WORDS` prints where the instructions of a case are, and the cache lines it misses, of
+//! any case of the benchmark: by function, those inlined included in the one they are part of.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::bench;
+use crate::command::succeed;
+
+mod stages;
 
 /// The baseline: paths, which are cases of the benchmark, and their counts.
 pub const BASELINE: &str = "crates/guest/benches/counts.csv";
-const USAGE: &str = "usage: cargo xtask counts [--write | --baseline FILE]\n\
-    --write: makes the counts of this tree the baseline.";
+const USAGE: &str = "usage: cargo xtask counts [--write | --baseline FILE | --stages WORDS...]\n\
+    --write: makes the counts of this tree the baseline.\n\
+    --stages: instructions and missed cache lines of each frame by function, of the cases of\n    \
+    `bench forward` whose names contain all WORDS.";
 const HEADER: &str = "path,instructions";
 /// A count that exceeds the baseline by more, in per cent, fails.
 const MORE_MAX: f64 = 2.0;
@@ -40,6 +48,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         [] => (false, root.join(BASELINE)),
         ["--write"] => (true, root.join(BASELINE)),
         ["--baseline", file] => (false, file.into()),
+        ["--stages", ref of @ ..] if !of.is_empty() => return print_stages(root, of),
         _ => return Err(USAGE.into()),
     };
     let text = std::fs::read_to_string(&file);
@@ -180,14 +189,60 @@ pub fn can_count() -> Result<(), String> {
 /// # Errors
 /// Valgrind cannot be run.
 pub fn count(bench: &Path, name: &str) -> Result<Option<f64>, String> {
-    let within = match name.split(' ').next() {
+    let (printed, said) = callgrind(bench, name, &["--callgrind-out-file=/dev/null"])?;
+    let within = within(name);
+    let frames = printed.lines().find_map(frames_of);
+    let refs = said.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
+    let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
+    if frames.is_some() && refs.is_none_or(|refs| refs == 0.0) {
+        return Err(format!("{name}: nothing was counted within {within}: has it no symbols?"));
+    }
+    Ok(refs.zip(frames).map(|(refs, frames)| refs / frames))
+}
+
+/// Prints where the instructions of each case are whose name contains all words; returns true.
+fn print_stages(root: &Path, words: &[&str]) -> Result<bool, String> {
+    can_count()?;
+    let bench = bench::build_bench(root)?;
+    // The benchmark names those that it would run.
+    let mut command = Command::new(&bench);
+    let said = succeed(command.args(words).env("TURNS", "1").env("COUNTS", "64"))?;
+    let names = said.lines().filter_map(|line| line.strip_suffix(" counted"));
+    let names: Vec<&str> = names.filter_map(|line| Some(line.rsplit_once(' ')?.0.trim())).collect();
+    if names.is_empty() {
+        return Err(format!("no case contains '{}'", words.join(" ")));
+    }
+    let out = root.join("target").join(format!("callgrind-{}.out", std::process::id()));
+    for name in names {
+        let file = format!("--callgrind-out-file={}", out.display());
+        let ran = callgrind(&bench, name, &[&stages::CACHES[..], &[file.as_str()]].concat());
+        let text = std::fs::read_to_string(&out);
+        let _ = std::fs::remove_file(&out);
+        let (printed, _) = ran?;
+        let text = text.map_err(|error| format!("{}: {error}", out.display()))?;
+        let costs =
+            stages::read(&text).ok_or_else(|| format!("{name}: valgrind wrote another format"))?;
+        let frames =
+            printed.lines().find_map(frames_of).ok_or_else(|| format!("no case {name}"))?;
+        println!("{}", stages::table(name, costs, frames));
+    }
+    Ok(true)
+}
+
+/// The function in which a case is counted.
+fn within(name: &str) -> &'static str {
+    match name.split(' ').next() {
         Some("worker") => "*Worker*run_*",
         Some("xen") => "*Rings*run_*",
         _ => "*Ingress>::burst*",
-    };
+    }
+}
+
+/// Runs a case once in callgrind; returns what the benchmark and valgrind printed.
+fn callgrind(bench: &Path, name: &str, options: &[&str]) -> Result<(String, String), String> {
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    valgrind.arg(format!("--toggle-collect={within}")).arg(bench).arg(name);
+    valgrind.arg("--tool=callgrind").args(options);
+    valgrind.arg(format!("--toggle-collect={}", within(name))).arg(bench).arg(name);
     valgrind.env("TURNS", "1").env("COUNTS", FRAMES.to_string()).env("GLIBC_TUNABLES", TUNABLES);
     let ran = valgrind.stdin(Stdio::null()).output();
     let ran = ran.map_err(|error| format!("valgrind: {error}"))?;
@@ -195,13 +250,7 @@ pub fn count(bench: &Path, name: &str) -> Result<Option<f64>, String> {
     if !ran.status.success() {
         return Err(format!("valgrind: {name}: {}\n{said}", ran.status));
     }
-    let frames = String::from_utf8_lossy(&ran.stdout).lines().find_map(frames_of);
-    let refs = said.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
-    let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
-    if frames.is_some() && refs.is_none_or(|refs| refs == 0.0) {
-        return Err(format!("{name}: nothing was counted within {within}: has it no symbols?"));
-    }
-    Ok(refs.zip(frames).map(|(refs, frames)| refs / frames))
+    Ok((String::from_utf8_lossy(&ran.stdout).into_owned(), said))
 }
 
 /// Frames of a case, by the line that it prints.

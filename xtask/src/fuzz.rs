@@ -3,8 +3,11 @@
 //! By cargo-fuzz, with libFuzzer and the address sanitizer, on the nightly toolchain. Inputs that
 //! reach something new go to `fuzz/corpus/TARGET`, which is then minimised: it is to be committed,
 //! and `cargo test -p pvswitch-fuzz` begins with it. An input that fails is in
-//! `fuzz/artifacts/TARGET`.
+//! `fuzz/artifacts/TARGET`. `fuzz/executions.csv`, to be committed too, counts the executions of
+//! each target over all runs.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -14,6 +17,9 @@ const USAGE: &str = "usage: cargo xtask fuzz [--runs N] [TARGET...]\n\
     needed: rustup toolchain install nightly; cargo install cargo-fuzz; a C++ compiler";
 /// Executions of a target unless `--runs` says otherwise.
 const RUNS: u64 = 10_000_000;
+/// Executions of all targets so far, a line for each.
+const RECORD: &str = "fuzz/executions.csv";
+const COLUMNS: &str = "target,executions,inputs,edges,edges_all,features";
 /// Longest input, in bytes.
 const LEN_MAX: &str = "-max_len=4096";
 
@@ -57,10 +63,42 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         succeed(fuzz(root).args(["cmin", target, "--", "-use_counters=0"]))?;
         let kept = std::fs::read_dir(&corpus).map_or(0, Iterator::count);
         println!("| {target} | {runs} | {kept} | {edges} | {edges_all} | {features} |");
+        record(&root.join(RECORD), target, runs, [kept as u64, edges, edges_all, features])?;
         passed += 1;
     }
     println!("{passed} passed, {failed} failed, 0 skipped");
     Ok(failed == 0)
+}
+
+/// Adds the executions of a target to those in `file`, and replaces what its last run reached:
+/// inputs, edges, all edges, features.
+fn record(file: &Path, target: &str, runs: u64, reached: [u64; 4]) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", file.display());
+    let text = std::fs::read_to_string(file).map_err(failed)?;
+    let text = recorded(&text, target, runs, reached)
+        .ok_or_else(|| format!("{}: not of the columns {COLUMNS}", file.display()))?;
+    std::fs::write(file, text).map_err(failed)
+}
+
+/// The record with that run; `None`: it has another form.
+fn recorded(text: &str, target: &str, runs: u64, reached: [u64; 4]) -> Option<String> {
+    let rows = text.strip_prefix(COLUMNS)?.trim_start().lines();
+    let mut rows: BTreeMap<&str, Vec<u64>> = rows
+        .map(|row| {
+            let (target, counts) = row.split_once(',')?;
+            let counts: Result<Vec<u64>, _> = counts.split(',').map(str::parse).collect();
+            Some((target, counts.ok().filter(|counts| counts.len() == 5)?))
+        })
+        .collect::<Option<_>>()?;
+    let row = rows.entry(target).or_insert_with(|| vec![0; 5]);
+    row[0] += runs;
+    row[1..].copy_from_slice(&reached);
+    let mut text = format!("{COLUMNS}\n");
+    for (target, counts) in rows {
+        let counts: Vec<String> = counts.iter().map(u64::to_string).collect();
+        let _ = writeln!(text, "{target},{}", counts.join(","));
+    }
+    Some(text)
 }
 
 /// Executions and targets.
@@ -162,6 +200,32 @@ mod tests {
         let found = Found { runs: 5000, edges: 321, edges_all: 24_613, features: 1002 };
         assert_eq!(read(log), found);
         assert_eq!(read("error: no such target"), Found::default());
+    }
+
+    #[test]
+    fn executions_add_up_and_what_was_reached_is_replaced() {
+        let first = recorded(&format!("{COLUMNS}\n"), "b", 5, [1, 2, 3, 4]).unwrap();
+        assert_eq!(first, format!("{COLUMNS}\nb,5,1,2,3,4\n"));
+        let both = recorded(&first, "a", 7, [1, 1, 1, 1]).unwrap();
+        let both = recorded(&both, "b", 10, [9, 8, 7, 6]).unwrap();
+        assert_eq!(both, format!("{COLUMNS}\na,7,1,1,1,1\nb,15,9,8,7,6\n"));
+        for bad in [
+            "",
+            "target\n",
+            &format!("{COLUMNS}\nb,5,1,2,3\n"),
+            &format!("{COLUMNS}\nb,x,1,2,3,4\n"),
+        ] {
+            assert_eq!(recorded(bad, "b", 1, [0; 4]), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_committed_record_has_every_target() {
+        let text = std::fs::read_to_string(crate::root().join(RECORD)).unwrap();
+        for target in targets(&crate::root()).unwrap() {
+            assert!(text.contains(&format!("\n{target},")), "{target}: {RECORD}");
+            assert!(recorded(&text, &target, 1, [0; 4]).is_some());
+        }
     }
 
     #[test]

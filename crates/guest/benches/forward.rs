@@ -2,6 +2,9 @@
 //! front half. `cargo bench -p pvswitch-guest --bench forward [-- WORDS]` runs the cases whose
 //! names contain all WORDS.
 //!
+//! Cases `workers-N` have N threads instead, each with a CPU and the guests of its worker; their
+//! guests' work is in the time, which is that of all frames together.
+//!
 //! One core also does the guests' work, and no cache line moves to another core: this measures
 //! instructions, not distances. `rigs/dpdk` measures a deployment. Cases run alternately, so that
 //! disturbances affect all alike; output: median, and quartiles in brackets.
@@ -11,11 +14,13 @@
 
 mod guests;
 mod rings;
+mod scale;
 mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use os::{Sandbox, ThreadKind};
 use ring::virtq::Features;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, Mode, Port, Source};
@@ -24,6 +29,7 @@ use switch::tenant::{Rules, Security, Tenants, Vlan};
 
 use guests::{FRAMES, Lane};
 use rings::Rings;
+use scale::Scale;
 use worker::{Clock, Worker};
 
 /// Frames, or polls, per case and turn: whole bursts.
@@ -104,6 +110,43 @@ impl Case {
         }
         self.results.push(spent as f64 / frames as f64);
     }
+}
+
+/// A case in a thread of its own, which is confined as a worker is (`--sandbox on`), or is not.
+struct Threaded {
+    case: Case,
+    confined: bool,
+}
+
+impl Threaded {
+    fn turn(&mut self, turn: u64) {
+        let Self { case, confined } = self;
+        let run = || {
+            if *confined {
+                os::confine(ThreadKind::Worker).expect("it was tried before");
+            }
+            case.turn(turn);
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"));
+    }
+}
+
+/// Cases in threads, confined and not.
+fn threaded(words: &[String], features: Features) -> Vec<Threaded> {
+    let mut made = Vec::new();
+    for len in [60, 1514] {
+        for (word, confined) in [("thread", false), ("confined", true)] {
+            let name = format!("split switch {word} {len}");
+            if words.iter().all(|word| name.contains(word)) {
+                let lane = guests::virtio(features, false, 0, 1024, len);
+                made.push(Threaded { case: Case::new(name, Mode::Switch, vec![lane]), confined });
+            }
+        }
+    }
+    if made.iter().any(|case| case.confined) {
+        os::enable_confinement(Sandbox::Seccomp).expect("a kernel with seccomp");
+    }
+    made
 }
 
 /// A worker's loop over queues that all have frames, or none.
@@ -241,6 +284,14 @@ pub fn main() {
         }
     }
     cases.extend(ruled);
+    let mut scales = Vec::new();
+    for len in [60, 1514].into_iter().filter(|_| counts.is_none()) {
+        for (layout, features) in [("split", split), ("packed", packed)] {
+            scales.extend(Scale::all(&words, layout, features, len));
+        }
+    }
+    let threads = counts.is_none().then(|| threaded(&words, split));
+    let mut threads = threads.unwrap_or_default();
     let mut loops = loops(&words, clock);
     let xen = words.iter().all(|word| XenRings::NAME.contains(word));
     let new = || XenRings { rings: Rings::new(&guests::agreed(1, false)), results: Vec::new() };
@@ -248,6 +299,8 @@ pub fn main() {
     for _ in 0..turns {
         cases.iter_mut().for_each(|case| case.turn(turn));
         loops.iter_mut().for_each(|case| case.turn(turn));
+        scales.iter_mut().for_each(|case| case.turn(10 * turn));
+        threads.iter_mut().for_each(|case| case.turn(turn));
         xen.iter_mut().for_each(|case| case.turn(turn));
     }
     if counts.is_some() {
@@ -258,6 +311,9 @@ pub fn main() {
         return;
     }
     cases.iter_mut().for_each(|case| print(&case.name, "a frame", &mut case.results));
+    let cases = threads.iter_mut().map(|threaded| &mut threaded.case);
+    cases.for_each(|case| print(&case.name, "a frame", &mut case.results));
+    scales.iter_mut().for_each(|case| print(&case.name, "a frame", &mut case.results));
     loops.iter_mut().for_each(|case| print(&case.name, case.unit, &mut case.results));
     xen.iter_mut().for_each(|case| print(XenRings::NAME, "a frame", &mut case.results));
 }

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use shm::Seg;
 
 use self::frame::{
-    HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, fill, headers, is_whole, stamp, touch,
+    HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, fill, headers, is_whole, nth, stamp, touch,
 };
 use self::pace::Pace;
 use self::replay::Replay;
@@ -71,7 +71,6 @@ struct Totals {
     flow_next: Vec<u64>,
     /// Frames without our mark (for example ARP).
     foreign: u64,
-    /// Modified frames with our mark.
     corrupt: u64,
     /// Frames sent to the second address (`--also`).
     aside: u64,
@@ -113,6 +112,8 @@ pub struct Options {
     pub tick: Option<Ns>,
     /// Number of flows.
     pub flows: u16,
+    /// Number of addresses from `mac` and from `peer` upwards, in turn by flows.
+    pub addresses: u32,
     /// Our MAC address.
     pub mac: [u8; 6],
     /// Destination MAC address.
@@ -241,6 +242,7 @@ struct Generator {
     spin: Ns,
     mac: [u8; 6],
     peer: [u8; 6],
+    addresses: u32,
     totals: Totals,
     latency_ns: Histogram<u64>,
     /// Fill frames from their number, and check received ones.
@@ -327,6 +329,7 @@ impl Generator {
             },
             mac: args.mac,
             peer: args.peer,
+            addresses: args.addresses.max(1),
             totals: Totals::new(),
             latency_ns: latency_histogram(),
             check: args.check,
@@ -474,7 +477,8 @@ impl Generator {
             }
             let flow = (turn % flows * queues + queue as u64) as u16;
             let mut to = tx.plain(i);
-            to.write(&headers(self.mac, self.peer, size, flow));
+            let [mac, peer] = [self.mac, self.peer].map(|m| nth(m, flow.into(), self.addresses));
+            to.write(&headers(mac, peer, size, flow));
             to.write(&stamp(seq, now));
             // Writes the payload, as a guest would.
             let mut left = size - SIZE_MIN;

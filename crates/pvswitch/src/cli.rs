@@ -609,7 +609,8 @@ pub struct GenArgs {
     /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
-    /// With --mode trial: MAC addresses of each guest, from --mac and --peer upwards, in turn
+    /// With --mode send and trial: MAC addresses of each guest, from --mac and --peer upwards, in
+    /// turn; with --mode send each flow has one of each, and --flows is as many unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub addresses: Option<u32>,
     /// With --mode trial: both guests send, each at --rate

@@ -34,6 +34,11 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
     only_trial(args)?;
+    if mode != Mode::Send {
+        only_to_one(args)?;
+    }
+    let addresses = args.addresses.unwrap_or(1);
+    let flows = flows(args.flows, addresses)?;
     // Measured on the CPUs of this process, before it is pinned to one.
     let nap_late = cost::costs().nap_late;
     let options = Options {
@@ -45,7 +50,8 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         burst: args.burst,
         on_off: args.on_off,
         tick: args.tick.map(Ns::from_us),
-        flows: args.flows,
+        flows,
+        addresses,
         mac: args.mac,
         peer: args.peer,
         check: args.check,
@@ -63,6 +69,16 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
     generate::run(&options, &running).map_err(guest_error)
 }
 
+/// Number of flows, of which each has one of so many addresses: as many unless others are given.
+fn flows(given: u16, addresses: u32) -> Result<u16, Usage> {
+    match u16::try_from(addresses) {
+        Ok(addresses) if given == 1 => Ok(addresses),
+        Ok(addresses) if given >= addresses => Ok(given),
+        Ok(_) => Err(Usage("--flows: fewer than --addresses, which each need a flow".into())),
+        Err(_) => Err(Usage(format!("--addresses: at most {} with --mode send", u16::MAX))),
+    }
+}
+
 /// Both guests of two ports; it sends as fast as the switch takes frames, and has no policies.
 fn pass(
     args: &GenArgs,
@@ -71,6 +87,7 @@ fn pass(
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
     only_trial(args)?;
+    only_to_one(args)?;
     let also =
         [("rate", args.rate.is_some()), ("flows", args.flows != 1), ("hdr", args.hdr.is_some())];
     refuse(&[&also[..], &of_one_guest(args)].concat(), "not with --mode pass")?;
@@ -129,6 +146,7 @@ fn migrate(
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
     only_trial(args)?;
+    only_to_one(args)?;
     let not_its = [
         ("rate", args.rate.is_some()),
         ("flows", args.flows != 1),
@@ -176,12 +194,13 @@ fn of_one_guest(args: &GenArgs) -> [(&'static str, bool); 8] {
 
 /// Refuses options of trials in other modes.
 fn only_trial(args: &GenArgs) -> Result<(), Usage> {
-    let of_trials = [
-        ("addresses", args.addresses.is_some()),
-        ("both-ways", args.both_ways),
-        ("warm-up", args.warm_up.is_some()),
-    ];
+    let of_trials = [("both-ways", args.both_ways), ("warm-up", args.warm_up.is_some())];
     refuse(&of_trials, "only with --mode trial")
+}
+
+/// Refuses several addresses in modes that have one.
+fn only_to_one(args: &GenArgs) -> Result<(), Usage> {
+    refuse(&[("addresses", args.addresses.is_some())], "only with --mode send and trial")
 }
 
 /// Refuses the first option given.
@@ -203,6 +222,7 @@ fn many(
         return Err(Usage("--replay: only with --mode send and --mode sink".into()).into());
     }
     only_trial(args)?;
+    only_to_one(args)?;
     refuse(&[("hdr", args.hdr.is_some())], "not with --mode idle and hostile")?;
     if args.frames.is_some() {
         return Err(Usage("--frames: only with --mode send, sink and rr".into()).into());

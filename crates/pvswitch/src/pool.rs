@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use os::Priority;
@@ -13,6 +13,7 @@ use switch::fair::level::Leveller;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Port, Table};
 use switch::handover::{Frozen, Gate};
+use switch::lock::CountedMutex;
 use switch::poll::Costs;
 use switch::schedule::{GiveAway, Homes, Placement};
 use switch::tenant::Tenants;
@@ -87,7 +88,7 @@ pub struct Pool {
     workers: Vec<Arc<Handle>>,
     /// Which worker serves or watches a queue. This lock is held until the commands that follow
     /// from a change were sent.
-    homes: Mutex<Homes>,
+    homes: CountedMutex<Homes>,
     /// The placement in `homes`, for readers without the lock.
     placement: AtomicU8,
     /// Service per worker and period, for fair shares over all workers.
@@ -111,7 +112,7 @@ impl Pool {
         let pool = Arc::new(Self {
             common,
             workers,
-            homes: Mutex::new(Homes::new(usize::from(count), placement)),
+            homes: CountedMutex::new(Homes::new(usize::from(count), placement)),
             placement: AtomicU8::new(placement as u8),
             leveller: Mutex::new(Leveller::new(usize::from(count))),
         });
@@ -142,7 +143,12 @@ impl Pool {
     }
 
     fn homes(&self) -> MutexGuard<'_, Homes> {
-        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.homes.lock()
+    }
+
+    /// How often a thread that moves queues waited for another one.
+    pub fn homes_contended(&self) -> u64 {
+        self.homes.contended()
     }
 
     /// Starts serving a queue.

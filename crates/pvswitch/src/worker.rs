@@ -19,6 +19,7 @@ use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
+use switch::lock::lock_counted;
 use switch::port::QueueId;
 use switch::schedule::{self, COMMANDS_MAX, Effect, Scheduler, Then};
 use switch::serving::Serving;
@@ -176,8 +177,11 @@ impl Worker {
         let schedule::Served { source, of, .. } = &queue.served;
         let _serving = Serving::port(source.port);
         let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
-        let taken =
-            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, meter);
+        let mut ingress = lock_counted(&*of.ingress, || {
+            self.handle.stats.contended.fetch_add(1, Ordering::Relaxed);
+        });
+        let taken = schedule::burst(source, max, &mut *ingress, forwarder, scratch, now, meter);
+        drop(ingress);
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();

@@ -39,8 +39,10 @@ pub(crate) struct Standing {
 }
 
 /// Settings of one ingress queue, changed by any thread and read by its worker once per burst; the
-/// announcement to send for its peer; and its state, for display.
+/// announcement to send for its peer; and its state, for display. No other queue's is in one of its
+/// pairs of cache lines.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Tuning {
     poll: AtomicU64,
     weight: AtomicU32,

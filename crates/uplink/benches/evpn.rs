@@ -1,11 +1,15 @@
 //! What the mirror of EVPN costs with large tables, on the bridge of this kernel:
-//! `cargo bench -p pvswitch-uplink --bench evpn [-- REMOTE[/SEGMENTS]...]`, the number of addresses
-//! on other hosts, and in how many segments, each with a bridge, a VXLAN interface and a TAP of its
-//! own. The results are the inputs of `docs/scale.md`. Needs root and iproute2.
+//! `cargo bench -p pvswitch-uplink --bench evpn [-- [--json] REMOTE[/SEGMENTS]...]`, the number of
+//! addresses on other hosts, and in how many segments, each with a bridge, a VXLAN interface and a
+//! TAP of its own; one that is named twice is measured twice. Needs root and iproute2.
+//!
+//! The results are the inputs of `docs/scale.md`: with `--json` they are on the standard output, as
+//! `pvswitch-lab import` reads them.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::fd::AsFd;
 use std::process::{Command, ExitCode};
@@ -13,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::Netns;
 use rustix::thread::ClockId;
+use serde_json::{Value, json};
 use switch::fdb::{Mac, PortId};
 use switch::tenant::Vlan;
 use uplink::evpn::{Address, Evpn, Local, Member};
@@ -20,6 +25,20 @@ use uplink::evpn::{Address, Evpn, Local, Member};
 /// Addresses at the switch: a hundred guests with a hundred each.
 const LOCAL: u32 = 10_000;
 const LIMIT: Duration = Duration::from_secs(600);
+/// What is measured of each case: name, unit, and what it is. Of all, less is better.
+const MEASURES: [(&str, &str, &str); 8] = [
+    ("read_s", "s", "CPU time of the control thread to read the table"),
+    ("read_longest_ms", "ms", "longest time of it for which that thread serves nothing else"),
+    ("kernel_bytes", "B", "slab memory of the kernel for each address on another host"),
+    ("process_bytes", "B", "resident memory of the process for each"),
+    ("show_us", "us", "CPU time of `ctl show` for each"),
+    ("announce_us", "us", "CPU time to announce an address here: request, reply, notification"),
+    ("compare_ms", "ms", "CPU time to compare all addresses here"),
+    ("gone_us", "us", "CPU time for each address that another host withdraws"),
+];
+
+/// Figures of a case, by the names of [`MEASURES`].
+type Figures = BTreeMap<&'static str, f64>;
 
 fn address(kind: u8, n: u32, segments: u16) -> Address {
     let [_, a, b, c] = n.to_be_bytes();
@@ -66,15 +85,17 @@ struct Cost {
 }
 
 impl Cost {
-    fn print(&self, what: &str, per: u32) {
+    /// Prints it; returns its CPU time for each of `per`, in us.
+    fn print(&self, what: &str, per: u32) -> f64 {
         let each = self.cpu.as_secs_f64() * 1e6 / f64::from(per);
-        println!(
+        eprintln!(
             "  {what:<40} {:>8.3} s, CPU {:>7.3} s ({each:.2} us each), {} calls, longest {:.2} ms",
             self.wall.as_secs_f64(),
             self.cpu.as_secs_f64(),
             self.calls,
             self.longest.as_secs_f64() * 1e3,
         );
+        each
     }
 }
 
@@ -124,8 +145,9 @@ fn state(evpn: &Evpn, segments: u16) -> (usize, usize) {
     })
 }
 
-fn measure(remote: u32, segments: u16) -> Option<()> {
+fn measure(remote: u32, segments: u16) -> Option<Figures> {
     let netns = Netns::new()?;
+    let mut figures = Figures::new();
     for n in 0..segments {
         netns.ip(&format!("tuntap add mode tap t{n}"));
         netns.ip(&format!("link add br{n} type bridge"));
@@ -136,7 +158,7 @@ fn measure(remote: u32, segments: u16) -> Option<()> {
         ));
         netns.ip(&format!("link set vx{n} master br{n} up"));
     }
-    println!("{remote} addresses on other hosts, {LOCAL} here, {segments} segments");
+    eprintln!("{remote} addresses on other hosts, {LOCAL} here, {segments} segments");
 
     // As FRR installs them: in the bridge's table, and with their endpoint in that of the VXLAN.
     let mut lines = String::new();
@@ -152,7 +174,8 @@ fn measure(remote: u32, segments: u16) -> Option<()> {
     drop(lines);
     let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(remote);
     let bytes = memory().1.saturating_sub(slab) / u64::from(remote);
-    println!("  installed by `bridge -b`: {each:.2} us and {bytes} bytes of kernel memory each");
+    eprintln!("  installed by `bridge -b`: {each:.2} us and {bytes} bytes of kernel memory each");
+    figures.insert("kernel_bytes", bytes as f64);
 
     let (resident, _) = memory();
     let mut evpn = Evpn::open(Some(&netns.0), Instant::now()).expect("a netlink socket");
@@ -163,21 +186,30 @@ fn measure(remote: u32, segments: u16) -> Option<()> {
     };
     evpn.set_members((0..segments).map(member).collect());
     let synced = |evpn: &Evpn| state(evpn, segments).0 == remote as usize;
-    until(&mut evpn, synced).print("the table read", remote);
+    let read = until(&mut evpn, synced);
+    read.print("the table read", remote);
+    figures.insert("read_s", read.cpu.as_secs_f64());
+    figures.insert("read_longest_ms", read.longest.as_secs_f64() * 1e3);
     let bytes = memory().0.saturating_sub(resident) / u64::from(remote);
-    println!("  memory of the process: {bytes} bytes for each address on another host");
+    eprintln!("  memory of the process: {bytes} bytes for each address on another host");
+    figures.insert("process_bytes", bytes as f64);
     let before = cpu();
     state(&evpn, segments);
-    println!("  state for `ctl show`: {:.2} ms", (cpu() - before).as_secs_f64() * 1e3);
+    let shown = (cpu() - before).as_secs_f64();
+    eprintln!("  state for `ctl show`: {:.2} ms", shown * 1e3);
+    figures.insert("show_us", shown * 1e6 / f64::from(remote));
 
     evpn.set_locals(locals(LOCAL, segments));
     let announced = |count: u32| move |evpn: &Evpn| state(evpn, segments).1 == count as usize;
-    until(&mut evpn, announced(LOCAL)).print("all addresses here announced", LOCAL);
+    let each = until(&mut evpn, announced(LOCAL)).print("all addresses here announced", LOCAL);
+    figures.insert("announce_us", each);
     let before = cpu();
     evpn.set_locals(locals(LOCAL + 1, segments));
     let compared = cpu() - before;
     until(&mut evpn, announced(LOCAL + 1)).print("one more", 1);
-    println!("  comparing all addresses here: {:.2} ms", compared.as_secs_f64() * 1e3);
+    let compared = compared.as_secs_f64() * 1e3;
+    eprintln!("  comparing all addresses here: {compared:.2} ms");
+    figures.insert("compare_ms", compared);
 
     // Another host is cut off: FRR removes its entries.
     let gone = remote.min(LOCAL);
@@ -188,8 +220,46 @@ fn measure(remote: u32, segments: u16) -> Option<()> {
     }
     batch(&netns, &lines);
     let fewer = |evpn: &Evpn| state(evpn, segments).0 == (remote - gone) as usize;
-    until(&mut evpn, fewer).print("a host is gone", gone);
-    Some(())
+    let each = until(&mut evpn, fewer).print("a host is gone", gone);
+    figures.insert("gone_us", each);
+    Some(figures)
+}
+
+/// All that was measured, as `pvswitch-lab import` reads it.
+fn results(measured: &[((u32, u16), Figures)]) -> Value {
+    let mut rounds = BTreeMap::new();
+    let runs = measured.iter().map(|((remote, segments), figures)| {
+        let round = rounds.entry((remote, segments)).or_insert(0_u32);
+        let cell = json!({ "addresses": remote.to_string(), "segments": segments.to_string() });
+        let run = json!({ "cell": cell, "repeat": *round, "figures": figures });
+        *round += 1;
+        run
+    });
+    let runs: Vec<Value> = runs.collect();
+    let axis = |name: &str, values: Vec<u32>| {
+        let mut values = values;
+        values.sort_unstable();
+        values.dedup();
+        let values: Vec<String> = values.iter().map(u32::to_string).collect();
+        json!({ "name": name, "values": values })
+    };
+    let addresses = measured.iter().map(|((remote, _), _)| *remote).collect();
+    let segments = measured.iter().map(|((_, segments), _)| u32::from(*segments)).collect();
+    let measures = MEASURES.map(|(name, unit, about)| {
+        json!({ "name": name, "unit": unit, "better": "less", "about": about })
+    });
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    json!({
+        "rig": "evpn-bench",
+        "command": format!("cargo bench -p pvswitch-uplink --bench evpn -- {}", words.join(" ")),
+        "seconds": 1.0,
+        "program": std::env::current_exe().unwrap_or_default(),
+        "switch_cpus": [],
+        "guest_cpus": [],
+        "facts": { "about": "costs of the mirror of EVPN with large tables", "measures": measures },
+        "axes": [axis("addresses", addresses), axis("segments", segments)],
+        "runs": runs,
+    })
 }
 
 /// Numbers of addresses on other hosts, and of segments: `10000` or `100000/100`.
@@ -201,8 +271,12 @@ fn parse(word: &str) -> Option<(u32, u16)> {
 }
 
 fn main() -> ExitCode {
-    let mut wanted = Vec::new();
+    let (mut wanted, mut is_json) = (Vec::new(), false);
     for word in std::env::args().skip(1).filter(|arg| arg != "--bench") {
+        if word == "--json" {
+            is_json = true;
+            continue;
+        }
         let Some(case) = parse(&word) else {
             eprintln!("evpn: '{word}': use REMOTE or REMOTE/SEGMENTS, to 2000000 and 1000");
             return ExitCode::from(2);
@@ -210,8 +284,14 @@ fn main() -> ExitCode {
         wanted.push(case);
     }
     if wanted.is_empty() {
-        wanted = vec![(10_000, 1), (100_000, 1), (100_000, 100)];
+        wanted = vec![(10_000, 1), (30_000, 1), (100_000, 1), (100_000, 100)];
     }
-    let measured = wanted.into_iter().all(|(remote, segments)| measure(remote, segments).is_some());
-    if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let measured = wanted
+        .into_iter()
+        .map(|(remote, segments)| Some(((remote, segments), measure(remote, segments)?)));
+    let Some(measured) = measured.collect::<Option<Vec<_>>>() else { return ExitCode::FAILURE };
+    if is_json {
+        println!("{}", results(&measured));
+    }
+    ExitCode::SUCCESS
 }

@@ -253,11 +253,16 @@ fn budgets() -> Value {
 }
 
 fn stats() -> Value {
+    let locks = vec![
+        ("fdb", count(), "that for changes of the table of addresses"),
+        ("homes", count(), "that for moves of queues between workers"),
+    ];
     object(
         vec![
             ("uptime_ns", count(), "ns since the start"),
             ("ports", list(named("PortStats")), ""),
             ("workers", list(named("Worker")), ""),
+            ("locks", object(locks, vec![]), "times a thread waited for a lock of all workers"),
         ],
         vec![],
     )
@@ -319,6 +324,7 @@ fn worker() -> Value {
         ("sleeps", "times it slept until it was woken"),
         ("naps", "times it slept for a set time"),
         ("moves", "queues moved to other workers"),
+        ("contended", "times it waited for a queue that the control thread had locked"),
         ("queues", "queues that it serves"),
         ("load", "thousandths of its run time spent on frames"),
         ("cpu_ns", "CPU time, in ns"),

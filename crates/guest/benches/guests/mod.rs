@@ -32,16 +32,16 @@ pub struct Lane {
 }
 
 /// The guests' work.
-pub trait Guests {
+pub trait Guests: Send {
     /// Sends [`FRAMES`] frames from the first guest.
     fn send(&mut self);
     /// Reclaims sent frames, and receives. Returns the number of frames received.
     fn take(&mut self) -> usize;
 }
 
-/// Start of a frame: IPv4 and UDP, of flow `flow`.
-fn head(flow: u16, len: u16) -> Vec<u8> {
-    let mut head = [super::MACS[1], super::MACS[0]].concat();
+/// Start of a frame to an address: IPv4 and UDP, of flow `flow`.
+fn head(to: [u8; 6], flow: u16, len: u16) -> Vec<u8> {
+    let mut head = [to, super::MACS[0]].concat();
     head.extend([0x08, 0, 0x45, 0]);
     head.extend((len - 14).to_be_bytes());
     head.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
@@ -98,15 +98,27 @@ fn half(features: Features, size: u16, logged: bool) -> (Half, DeviceQueue) {
 
 /// Queue `queue` of two virtio guests, whose rings have `size` descriptors.
 pub fn virtio(features: Features, offloads: bool, queue: u16, size: u16, len: u16) -> Lane {
-    lane(features, offloads, queue, size, len, false)
+    lane(features, offloads, queue, [size, len], false, super::MACS[1])
+}
+
+/// The same without offloads, with another address of the second guest.
+pub fn virtio_to(to: [u8; 6], features: Features, size: u16, len: u16) -> Lane {
+    lane(features, false, 0, [size, len], false, to)
 }
 
 /// The same of two guests that migrate.
 pub fn migrating(features: Features, size: u16, len: u16) -> Lane {
-    lane(features, false, 0, size, len, true)
+    lane(features, false, 0, [size, len], true, super::MACS[1])
 }
 
-fn lane(features: Features, offloads: bool, queue: u16, size: u16, len: u16, logged: bool) -> Lane {
+fn lane(
+    features: Features,
+    offloads: bool,
+    queue: u16,
+    [size, len]: [u16; 2],
+    logged: bool,
+    to: [u8; 6],
+) -> Lane {
     let offloads = if offloads { Offloads::ALL } else { Offloads::default() };
     let format = Format {
         hdr_len: 12,
@@ -129,7 +141,7 @@ fn lane(features: Features, offloads: bool, queue: u16, size: u16, len: u16, log
     for i in 0..size {
         let mut seg = tx.memory.seg_mut(tx.addr(i), 64, &mut 0).expect("a buffer");
         seg.write(&[0; 12]);
-        seg.write(&head(queue << 10 | i, len));
+        seg.write(&head(to, queue << 10 | i, len));
         rx.driver.add(&[Buf { addr: rx.addr(i), len: BUFFER as u32, write: true }]).expect("room");
     }
     rx.driver.publish();
@@ -289,7 +301,7 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
         for i in 0..SLOTS {
             let at = u64::from(i) * 4096;
             let mut seg = buffers.memory.seg_mut(at, 64, &mut 0).expect("a page");
-            seg.write(&head((queue as u16) << 10 | i, len));
+            seg.write(&head(super::MACS[1], (queue as u16) << 10 | i, len));
         }
         let attached = BackTx::attach(theirs).expect("a fresh ring");
         let arena = Private::plain(XenIngress::ARENA_LEN).expect("memory");

@@ -54,32 +54,60 @@ impl Worker {
     /// The guest of the first port of each pair sends to the second. `rated`: all ports have rates,
     /// above what they need.
     pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, clock: Clock, rated: bool) -> Self {
-        let mut scheduler = Scheduler::new(0, Costs::TYPICAL);
-        let (mut table, mut guests) = (Vec::new(), Vec::new());
-        for (a, b) in pairs {
-            // A lane has what its first guest sends, and what its second one receives.
-            let (egress, back) = (a.egress.expect("fresh"), b.egress.expect("fresh"));
-            let ends = [(a.ingress, a.ingress_stats, back), (b.ingress, b.ingress_stats, egress)];
-            for (ingress, stats, egress) in ends {
-                let (id, tuning) = (PortId(table.len() as u16), Tuning::new(Policy::Spin));
-                let port = active(id, egress);
-                if rated {
-                    port.set_rates(RATES, RATES);
-                    tuning.set_has_rate(true);
-                }
-                table.push(Some(Arc::new(port)));
-                let source = Source::new(id, 0, stats, Arc::new(tuning));
-                let token = u64::from(id.0);
-                let served = Served { token, source, notifies: true, of: ingress };
-                scheduler.add(served, Instant::START);
-            }
-            guests.extend([a.guests, b.guests]);
-        }
+        let mut all = Self::several(mode, vec![pairs], clock, rated);
+        all.pop().expect("one was made")
+    }
+
+    /// Workers of one switch, with these pairs each. The second guest of pair `n` of all has
+    /// address [`receiver`]`(n)`.
+    pub fn several(
+        mode: Mode,
+        workers: Vec<Vec<(Lane, Lane)>>,
+        clock: Clock,
+        rated: bool,
+    ) -> Vec<Self> {
         let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
-        fdb.learn(MACS[1], 0, PortId(1), 0);
-        let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
-        let (scratch, epoch, time) = (Burst::default(), std::time::Instant::now(), Instant::START);
-        Self { scheduler, forwarder, scratch, clock, epoch, time, bursts: 0, frames: 0, guests }
+        let (mut table, mut made) = (Vec::new(), Vec::new());
+        for (number, pairs) in (0..).zip(workers) {
+            let mut scheduler = Scheduler::new(number, Costs::TYPICAL);
+            let mut guests = Vec::new();
+            for (a, b) in pairs {
+                // A lane has what its first guest sends, and what its second one receives.
+                let (egress, back) = (a.egress.expect("fresh"), b.egress.expect("fresh"));
+                let ends =
+                    [(a.ingress, a.ingress_stats, back), (b.ingress, b.ingress_stats, egress)];
+                for (ingress, stats, egress) in ends {
+                    let (id, tuning) = (PortId(table.len() as u16), Tuning::new(Policy::Spin));
+                    let port = active(id, egress);
+                    if rated {
+                        port.set_rates(RATES, RATES);
+                        tuning.set_has_rate(true);
+                    }
+                    table.push(Some(Arc::new(port)));
+                    let source = Source::new(id, 0, stats, Arc::new(tuning));
+                    let token = u64::from(id.0);
+                    let served = Served { token, source, notifies: true, of: ingress };
+                    scheduler.add(served, Instant::START);
+                }
+                let pair = table.len() / 2 - 1;
+                fdb.learn(receiver(pair), 0, PortId(2 * pair as u16 + 1), 0);
+                guests.extend([a.guests, b.guests]);
+            }
+            made.push((scheduler, guests));
+        }
+        let table = Arc::new(table);
+        let worker = |(scheduler, guests)| Self {
+            scheduler,
+            forwarder: Forwarder::new(mode, 0, Arc::clone(&fdb), Arc::clone(&table), 3),
+            scratch: Burst::default(),
+            clock,
+            epoch: std::time::Instant::now(),
+            time: Instant::START,
+            bursts: 0,
+            frames: 0,
+            guests,
+        };
+        made.into_iter().map(worker).collect()
     }
 
     fn now(&self) -> Instant {
@@ -139,6 +167,13 @@ impl Worker {
         self.frames += taken.frames as u64;
         self.time = self.now();
     }
+}
+
+/// Address of the receiver of a pair.
+pub fn receiver(pair: usize) -> [u8; 6] {
+    let [high, low] = (pair as u16).to_be_bytes();
+    let mac = MACS[1];
+    [mac[0], mac[1], mac[2], high, low, mac[5]]
 }
 
 fn active(id: PortId, egress: EgressQueue) -> Port {

@@ -74,6 +74,13 @@ fn of_letter(letter: char) -> Option<u32> {
     SIZES.get(at as usize).map(|size| size - 4)
 }
 
+/// Address `n` of `count` from `mac` upwards, in turn.
+pub fn nth(mac: [u8; 6], n: u32, count: u32) -> [u8; 6] {
+    let word = u32::from_be_bytes([mac[2], mac[3], mac[4], mac[5]]);
+    let word = word.wrapping_add(n % count.max(1)).to_be_bytes();
+    [mac[0], mac[1], word[0], word[1], word[2], word[3]]
+}
+
 /// Ethernet, IPv4 and UDP headers of a frame of `size` bytes.
 pub fn headers(src: [u8; 6], dst: [u8; 6], size: u32, flow: u16) -> [u8; HEADERS] {
     let mut h = [0; HEADERS];

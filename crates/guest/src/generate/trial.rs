@@ -14,10 +14,9 @@ mod end;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde_json::json;
 
-use self::end::{End, Flows, Received};
+use self::end::{End, Flows, Latencies, Received};
 use super::frame::Size;
 use super::{hdr, latency_histogram};
 use crate::connect::{Connect, connect};
@@ -112,7 +111,7 @@ struct Window {
     idle: Ns,
     /// Longest time between two turns: then the guests had no CPU.
     pause: Ns,
-    latency_ns: Histogram<u64>,
+    latencies: Latencies,
 }
 
 /// Makes one trial, unless `running` returns false; prints totals.
@@ -160,12 +159,13 @@ pub fn run(trial: &Trial, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let cpu_before = os::process_cpu_time();
     let window = make(trial, &mut ends, running)?;
     if let Some(path) = &trial.hdr {
-        hdr::write(path, &window.latency_ns, wall + trial.warm_up, trial.window)?;
+        hdr::write(path, &window.latencies.of_all, wall + trial.warm_up, trial.window)?;
     }
     let seconds = trial.window.as_secs_f64();
     let sum = |of: &dyn Fn(&Received) -> u64| ends.iter().map(|end| of(&end.received)).sum::<u64>();
     let lost = window.offered.saturating_sub(window.received);
-    let latency = |quantile| window.latency_ns.value_at_quantile(quantile);
+    let Latencies { of_all, added } = &window.latencies;
+    let latency = |quantile| of_all.value_at_quantile(quantile);
     let report = json!({
         "mode": "trial",
         "features": features,
@@ -187,8 +187,12 @@ pub fn run(trial: &Trial, running: &dyn Fn() -> bool) -> Result<(), Error> {
         "latency_ns_p50": latency(0.5),
         "latency_ns_p99": latency(0.99),
         "latency_ns_p999": latency(0.999),
-        "latency_ns_max": window.latency_ns.max(),
-        "latency_samples": window.latency_ns.len(),
+        "latency_ns_max": of_all.max(),
+        "latency_samples": of_all.len(),
+        "added_ns_p50": added.value_at_quantile(0.5),
+        "added_ns_p99": added.value_at_quantile(0.99),
+        "added_ns_p999": added.value_at_quantile(0.999),
+        "added_samples": added.len(),
         "cpu_s": (os::process_cpu_time() - cpu_before).as_secs_f64(),
     });
     if trial.json {
@@ -197,7 +201,8 @@ pub fn run(trial: &Trial, running: &dyn Fn() -> bool) -> Result<(), Error> {
         let us = |quantile| latency(quantile) as f64 / 1e3;
         println!(
             "{seconds:.1} s: offered {}, received {} ({:.3} M/s), lost {lost}, of these not sent \
-             {}; latency p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us; {:.0} % without work",
+             {}; latency p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us, of these in the switch {:.1} \
+             and {:.1} us (p50, p99); {:.0} % without work",
             window.offered,
             window.received,
             window.received as f64 / seconds.max(1e-9) / 1e6,
@@ -205,6 +210,8 @@ pub fn run(trial: &Trial, running: &dyn Fn() -> bool) -> Result<(), Error> {
             us(0.5),
             us(0.99),
             us(0.999),
+            added.value_at_quantile(0.5) as f64 / 1e3,
+            added.value_at_quantile(0.99) as f64 / 1e3,
             100.0 * window.idle.get() as f64 / 1e9 / seconds.max(1e-9),
         );
     }
@@ -242,7 +249,7 @@ fn make(trial: &Trial, ends: &mut [End; 2], running: &dyn Fn() -> bool) -> Resul
         bytes: 0,
         idle: Ns::ZERO,
         pause: Ns::ZERO,
-        latency_ns: latency_histogram(),
+        latencies: Latencies { of_all: latency_histogram(), added: latency_histogram() },
     };
     let senders = ends.iter().filter(|end| end.sends).count() as u64;
     // Numbers of the first frame of the window, by sender.
@@ -308,9 +315,12 @@ fn make(trial: &Trial, ends: &mut [End; 2], running: &dyn Fn() -> bool) -> Resul
 /// Receives at both ends; false: there was nothing.
 fn receive(ends: &mut [End; 2], firsts: [u64; 2], window: &mut Window) -> Result<bool, Error> {
     let mut some = false;
-    for (i, end) in ends.iter_mut().enumerate() {
+    for i in 0..ends.len() {
+        let [a, b] = &mut *ends;
+        let (end, other) = if i == 0 { (a, &*b) } else { (b, &*a) };
         // The other end sent them.
-        let counted = end.receive(now(), firsts[1 - i], Some(&mut window.latency_ns))?;
+        let record = (&mut window.latencies, &other.published);
+        let counted = end.receive(now(), firsts[1 - i], Some(record))?;
         window.received += counted.frames;
         window.bytes += counted.bytes;
         some |= counted.any;

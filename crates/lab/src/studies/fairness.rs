@@ -421,7 +421,7 @@ impl Panel<'_> {
                 .into(),
             columns: [
                 "Guests",
-                "Workers",
+                "Variant",
                 "Throughput, Gbit/s",
                 "Switch CPU, %",
                 "Guests' CPU, %",

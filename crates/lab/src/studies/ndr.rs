@@ -61,11 +61,14 @@ idea: short trials narrow the range from max on, and final trials, of which two 
 confirm both of its ends, 1 % apart. Where more than two final trials contradict the result it is \
 unstable, and there is no figure. Latency is measured at 10, 50 and 90 % of the PDR, from the time \
 at which a frame was due, whether or not it could be sent then: a stall delays all frames that \
-were due in it. Folder latency has the histogram of each such trial as an HdrHistogram log, in ns, \
+were due in it. Latency in the switch counts from the time at which a frame's descriptor was made \
+available to the one at which its used element was seen by the guest, which polls: waiting for \
+room in the ring is not in it, nor is a wake-up. Folder latency has the histogram of each such \
+trial as an HdrHistogram log, in ns, \
 which its tools merge. Guests idle: time in which the guests' CPU found nothing to send or to \
 receive at 90 % of the PDR; where there is almost none, that CPU is the limit, not the switch.";
 
-const MEASURES: [Measure; 24] = [
+const MEASURES: [Measure; 30] = [
     Measure::new("ndr", "1/s", Better::More, "highest load without loss"),
     Measure::new("pdr", "1/s", Better::More, "highest load with at most 0.5 % loss"),
     Measure::new("max", "1/s", Better::More, "frames that arrive of an unlimited load"),
@@ -78,6 +81,27 @@ const MEASURES: [Measure; 24] = [
     Measure::new("p50_90", "us", Better::Less, "latency at 90 % of the PDR, half of all frames"),
     Measure::new("p99_90", "us", Better::Less, "the same, 99 % of all frames"),
     Measure::new("p999_90", "us", Better::Less, "the same, 99.9 % of all frames"),
+    Measure::new(
+        "added_p50_10",
+        "us",
+        Better::Less,
+        "of that at 10 % of the PDR in the switch, half of the frames",
+    ),
+    Measure::new("added_p99_10", "us", Better::Less, "the same, 99 % of the frames"),
+    Measure::new(
+        "added_p50_50",
+        "us",
+        Better::Less,
+        "of that at 50 % of the PDR in the switch, half of the frames",
+    ),
+    Measure::new("added_p99_50", "us", Better::Less, "the same, 99 % of the frames"),
+    Measure::new(
+        "added_p50_90",
+        "us",
+        Better::Less,
+        "of that at 90 % of the PDR in the switch, half of the frames",
+    ),
+    Measure::new("added_p99_90", "us", Better::Less, "the same, 99 % of the frames"),
     Measure::new("guests_idle", "%", Better::Neither, "time of the guests' CPU without work"),
     Measure::new("backend_cpu", "%", Better::Less, "CPU of the switch at 50 % of the PDR"),
     Measure::new("unstable", "", Better::Less, "searches whose trials contradict each other"),
@@ -163,7 +187,12 @@ impl Study for Ndr {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         let text = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
-        vec![text, Part::Table(rates(results)), Part::Table(latencies(results))]
+        vec![
+            text,
+            Part::Table(rates(results)),
+            Part::Table(latencies(results)),
+            Part::Table(added(results)),
+        ]
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
@@ -342,8 +371,10 @@ impl<'a> Tester<'a> {
         let n = |name: &str| report[name].as_f64().unwrap_or(f64::NAN);
         let names = MEASURES.iter().map(|measure| measure.name);
         for name in names.filter(|name| name.ends_with(&format!("_{percent}"))) {
-            let quantile = name.split('_').next().unwrap_or_default();
-            self.figures.insert(name, n(&format!("latency_ns_{quantile}")) / 1e3);
+            let (what, rest) =
+                name.strip_prefix("added_").map_or(("latency", name), |rest| ("added", rest));
+            let quantile = rest.split('_').next().unwrap_or_default();
+            self.figures.insert(name, n(&format!("{what}_ns_{quantile}")) / 1e3);
         }
         match percent {
             50 => {
@@ -457,6 +488,29 @@ fn latencies(results: &Results) -> Table {
         title: "Latency at parts of the PDR".into(),
         note: "From the time at which a frame was due.".into(),
         columns: head.chain(names).chain(["switch's CPU at 50 %".to_string()]).collect(),
+        rows,
+        command: "pvswitch lab run ndr".into(),
+    }
+}
+
+/// What the switch added to latency.
+fn added(results: &Results) -> Table {
+    let names = LOADS.map(|load| ["p50", "p99"].map(|quantile| (quantile, load)));
+    let names = names.as_flattened();
+    let rows = results.cells().into_iter().map(|cell| {
+        let mut row = vec![Value::Text(traffic(cell)), Value::Text(cell.get("switch").into())];
+        let of = |(quantile, load): &(&str, u32)| {
+            shown(estimate(results, cell, &format!("added_{quantile}_{load}")))
+        };
+        row.extend(names.iter().map(of));
+        row
+    });
+    let rows = rows.collect();
+    let columns = names.iter().map(|(quantile, load)| format!("{quantile} at {load} %, us"));
+    Table {
+        title: "Latency in the switch at parts of the PDR".into(),
+        note: "From available to used, as guests that poll see it.".into(),
+        columns: ["traffic", "switch"].map(String::from).into_iter().chain(columns).collect(),
         rows,
         command: "pvswitch lab run ndr".into(),
     }

@@ -9,6 +9,8 @@ use super::query::Query;
 
 const BEGIN: &str = "<!--=";
 const END: &str = "-->";
+/// Heading of a table's column in which every number has a marker behind it.
+const COLUMN: &str = "figure";
 
 /// Reads results once, and counts what it checked.
 pub struct Checker<F> {
@@ -17,11 +19,13 @@ pub struct Checker<F> {
     pub checked: usize,
     /// What is to be written in place of wrong figures of the document: where, and what.
     fixes: Vec<(Range<usize>, String)>,
+    /// Where the document has figures that a marker is behind.
+    sourced: Vec<usize>,
 }
 
 impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
     pub fn new(read: F) -> Self {
-        Self { read, results: BTreeMap::new(), checked: 0, fixes: Vec::new() }
+        Self { read, results: BTreeMap::new(), checked: 0, fixes: Vec::new(), sourced: Vec::new() }
     }
 
     /// Returns the document with the figures of the runs in place of wrong ones, and the errors
@@ -42,6 +46,7 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
     pub fn check(&mut self, name: &str, text: &str) -> Vec<String> {
         let mut wrong = Vec::new();
         self.fixes.clear();
+        self.sourced.clear();
         let (mut query, mut end) = (None, 0);
         for (at, _) in text.match_indices(BEGIN) {
             let line = 1 + text[..at].matches('\n').count();
@@ -62,6 +67,36 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
                 Err(what) => wrong.push(format!("{name}:{line}: {what}")),
             }
             end = at + BEGIN.len() + words.len() + END.len();
+        }
+        wrong.extend(self.unsourced(name, text));
+        wrong
+    }
+
+    /// Returns the errors of tables with a column [`COLUMN`]: numbers in it without a marker.
+    fn unsourced(&self, name: &str, text: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let (mut column, mut offset) = (None, 0);
+        for (n, line) in text.split_inclusive('\n').enumerate() {
+            let start = offset;
+            offset += line.len();
+            if !line.starts_with('|') {
+                column = None;
+                continue;
+            }
+            let cells = cells(line);
+            let Some(at) = column else {
+                // 0 is before the first bar: a table without that column.
+                let header = cells.iter().position(|(_, cell)| cell.trim() == COLUMN);
+                column = Some(header.unwrap_or(0));
+                continue;
+            };
+            let Some((begin, cell)) = cells.get(at).filter(|_| at > 0) else { continue };
+            let bare = without_markers_and_links(cell);
+            for (place, number) in numbers(&bare) {
+                if !self.sourced.contains(&(start + begin + place.start)) {
+                    wrong.push(format!("{name}:{}: {number}: no runs behind it", n + 1));
+                }
+            }
         }
         wrong
     }
@@ -94,6 +129,7 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
                 written.len()
             ));
         };
+        self.sourced.extend(written[skip..].iter().map(|(at, _)| offset + at.start));
         let pairs = written[skip..].iter().zip(&figures);
         let wrong = pairs.filter(|((_, written), figure)| !is_rounded(written, **figure));
         let wrong: Vec<String> = wrong
@@ -110,6 +146,36 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
         self.checked += figures.len();
         Ok((query, None))
     }
+}
+
+/// The cells of a table's row, with their places.
+fn cells(line: &str) -> Vec<(usize, &str)> {
+    let mut at = 0;
+    let cells = line.split('|').map(|cell| {
+        let begin = at;
+        at += cell.len() + 1;
+        (begin, cell)
+    });
+    cells.collect()
+}
+
+/// A cell with blanks for its markers and for the names of links, so that places stay.
+fn without_markers_and_links(cell: &str) -> String {
+    let mut bare = cell.to_string();
+    let mut blank = |range: Range<usize>| {
+        let blanks = " ".repeat(range.len());
+        bare.replace_range(range, &blanks);
+    };
+    for (at, _) in cell.match_indices(BEGIN) {
+        let end = cell[at..].find(END).map_or(cell.len(), |end| at + end + END.len());
+        blank(at..end);
+    }
+    for (end, _) in cell.match_indices("](") {
+        if let Some(at) = cell[..end].rfind('[') {
+            blank(at..end);
+        }
+    }
+    bare
 }
 
 /// Whether a number is another one with as many digits as it has.
@@ -249,6 +315,18 @@ mod tests {
             (rounded("1,234", 54_321.0), rounded("0.01", 0.0004)),
             ("54,321".into(), "0.0004".into())
         );
+    }
+
+    #[test]
+    fn numbers_of_a_column_of_figures_have_runs_behind_them() {
+        let row =
+            |cell: &str| says(&format!("| n | figure | x |\n|---|---|---|\n| 7 | {cell} | 8 |\n"));
+        let sourced = format!("1<!--= {COPIES} variant=after -->");
+        assert_eq!(row(&sourced), [""; 0]);
+        assert_eq!(row(&format!("at 10k, [0008](x/0008.md), `2`: {sourced}")), [""; 0]);
+        assert_eq!(row(&format!("{sourced}, n 22")), ["doc.md:3: 22: no runs behind it"]);
+        assert_eq!(row("**4** of 5").len(), 2);
+        assert_eq!(says("| n | ours |\n|---|---|\n| 7 | 6 |\n"), [""; 0]);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What a figure in a document is of: a query for results, in words. `docs/results/README.md` has
 //! the language.
 
+use pvswitch_lab::claims::{self, State};
 use pvswitch_lab::plan::{Axis, Cell};
 use pvswitch_lab::stats::Summary;
 use pvswitch_lab::stats::paired::Estimate;
 use pvswitch_lab::store::Results;
+use pvswitch_lab::studies;
 
 /// Any value of an axis: runs of all its cells are taken together.
 const ANY: &str = "*";
@@ -47,6 +49,9 @@ enum What {
     Middle,
     /// Least and greatest run of all the cells.
     Extremes,
+    /// Of the original study's results: how many were measured, are confirmed, refuted, and not
+    /// confirmed.
+    Claims,
 }
 
 impl What {
@@ -63,6 +68,7 @@ impl What {
             "between" => Self::Between,
             "middle" => Self::Middle,
             "extremes" => Self::Extremes,
+            "claims" => Self::Claims,
             _ => return None,
         })
     }
@@ -102,7 +108,8 @@ impl Query {
                 }
             }
         }
-        for axis in axes.iter().filter(|axis| axis.values.len() > 1) {
+        let of_all = query.what == What::Claims;
+        for axis in axes.iter().filter(|axis| axis.values.len() > 1 && !of_all) {
             if !query.axes.iter().any(|(name, _)| *name == axis.name) {
                 return Err(format!(
                     "{}: say {}=VALUE, or {}=*",
@@ -134,6 +141,9 @@ impl Query {
 
     /// The figures, in the order they are to be written.
     pub fn figures(&self, results: &Results) -> Result<Vec<f64>, String> {
+        if self.what == What::Claims {
+            return self.claims(results);
+        }
         let mut cells: Vec<Vec<(String, String)>> = vec![Vec::new()];
         for (name, values) in &self.axes {
             let longer = cells.iter().flat_map(|cell| {
@@ -152,6 +162,18 @@ impl Query {
             What::Middle => vec![all.median],
             _ => figures,
         })
+    }
+
+    /// The original's results, judged as in the report.
+    fn claims(&self, results: &Results) -> Result<Vec<f64>, String> {
+        let study = studies::of(&results.plan, studies::ALL).map_err(|error| error.to_string())?;
+        let found = claims::judge(results, study.claims(&results.plan));
+        let count = |state| found.iter().filter(|finding| finding.state == state).count() as f64;
+        if found.is_empty() || count(State::TooFew) > 0.0 {
+            return Err(format!("{}: no results of an original, or too few pairs", self.folder));
+        }
+        let states = [State::Confirmed, State::Refuted, State::NotConfirmed].map(count);
+        Ok([&[states.iter().sum()], &states[..]].concat())
     }
 
     /// Figures of one cell: by the same functions as in reports.
@@ -177,6 +199,7 @@ impl Query {
             What::Range | What::Extremes => plain(vec![of_runs.low, of_runs.high]),
             What::Mean => plain(vec![of_runs.mean]),
             What::Sum => plain(vec![values.iter().sum()]),
+            What::Claims => unreachable!("they are of all cells"),
         }
     }
 

@@ -85,6 +85,7 @@ const WORKER: Way = Way {
         ("sleeps", "Times the worker slept until woken, or for a long time."),
         ("naps", "Times the worker slept for a short set time."),
         ("moves", "Queues the worker gave to other workers."),
+        ("contended", "Times the worker waited for a queue locked by the control thread."),
         ("cpu_ns", "CPU time of the worker's thread."),
     ],
     gauges: &[("queues", "Queues the worker serves.")],

@@ -150,6 +150,10 @@ impl System {
             "uptime_ns": self.clock().now().ns(),
             "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),
             "workers": self.workers(),
+            "locks": {
+                "fdb": self.fdb.contended(),
+                "homes": self.pool.homes_contended(),
+            },
         })
     }
 
@@ -252,6 +256,7 @@ fn worker_stats(worker: &Handle) -> Value {
         "sleeps": stats.sleeps.load(Ordering::Relaxed),
         "naps": stats.naps.load(Ordering::Relaxed),
         "moves": stats.moves.load(Ordering::Relaxed),
+        "contended": stats.contended.load(Ordering::Relaxed),
         "queues": stats.queues.load(Ordering::Relaxed),
         "load": worker.load(),
         "asleep": stats.asleep.load(Ordering::Relaxed),

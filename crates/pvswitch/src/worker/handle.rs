@@ -140,6 +140,8 @@ pub struct WorkerStats {
     pub naps: AtomicU64,
     /// Queues given to other workers.
     pub moves: AtomicU64,
+    /// Times it waited for a queue that the control thread had locked.
+    pub contended: AtomicU64,
     /// Queues that it serves.
     pub queues: AtomicU32,
     /// Share of its time spent on frames when last measured, in thousandths.
@@ -150,7 +152,8 @@ pub struct WorkerStats {
     pub tid: AtomicU64,
 }
 
-/// Handle to a worker thread; outlives it.
+/// Handle to a worker thread; outlives it. No other worker's is in one of its pairs of cache lines.
+#[repr(align(128))]
 pub struct Handle {
     pub(super) index: u8,
     pub(super) epoll: Epoll,

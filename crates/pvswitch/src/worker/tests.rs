@@ -3,6 +3,7 @@ mod due;
 mod fakes;
 mod faults;
 mod kicks;
+mod layouts;
 mod paused;
 mod shares;
 mod weights;

@@ -1,18 +1,21 @@
 //! An egress queue shared by all workers: its lock, counters, and call policy.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Port;
 use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
+use crate::lock::lock_counted;
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, QueueId};
 use crate::serving::{Serving, panic_on_demand};
 use crate::stats::EgressStats;
 use crate::time::Instant;
 
-/// One egress queue, shared by all workers.
+/// One egress queue, shared by all workers. Its neighbours in a port's list are other workers':
+/// none is in one of its pairs of cache lines, which some processors fetch together.
+#[repr(align(128))]
 pub struct EgressQueue {
     /// The queue; locked once per group of frames.
     pub queue: Arc<Mutex<dyn Egress>>,
@@ -173,16 +176,6 @@ impl EgressQueue {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
-        let contended = match self.queue.try_lock() {
-            Ok(guard) => return guard,
-            Err(TryLockError::WouldBlock) => true,
-            Err(TryLockError::Poisoned(_)) => false,
-        };
-        // A panic under the lock is our bug and ends the program; the guard is valid.
-        let guard = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if contended {
-            self.stats.contended.add(1);
-        }
-        guard
+        lock_counted(&*self.queue, || self.stats.contended.add(1))
     }
 }

@@ -212,7 +212,7 @@ fn segments_of_a_frame_are_sent_or_wait_together() {
         assert!(receive(&peer) == segment(n), "segment {n}");
     }
     assert!(!writer.has_room_event(), "no more is requested");
-    assert_eq!(writer.stats.frames.get(), SEGMENTS.into());
+    assert_eq!(writer.stats.frames.get(), u64::from(SEGMENTS));
     assert_eq!((writer.put(&[frame(1, 60)]), writer.egress.room(60, 8)), (Ok(1), Ok(8)));
     // Of one that is gone, those that wait are counted.
     assert_eq!(receive(&peer), frame(1, 60));
@@ -223,7 +223,7 @@ fn segments_of_a_frame_are_sent_or_wait_together() {
     assert!(writer.put(&[frame(1, 60)]).is_err());
     let stats = &writer.stats;
     let (frames, lost) = (stats.frames.get() - u64::from(SEGMENTS) - 1, stats.drops_down.get());
-    assert_eq!(frames + lost, SEGMENTS.into());
+    assert_eq!(frames + lost, u64::from(SEGMENTS));
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn frames_are_forwarded_however_the_stream_is_cut() {
     }
     assert_eq!(reader.frames, frames);
     assert_eq!(reader.stats.frames.get(), 100);
-    assert_eq!(reader.stats.bytes.get(), frames.iter().map(|f| f.len() as u64).sum());
+    assert_eq!(reader.stats.bytes.get(), frames.iter().map(|f| f.len() as u64).sum::<u64>());
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn frames_beyond_the_room_do_not_fit_and_the_rest_of_one_follows() {
             assert_eq!(writer.egress.room(60, 8), Ok(0));
             assert!(writer.egress.arm() && !writer.has_room_event());
             peer.read_until(done, &mut writer);
-            assert_eq!(writer.egress.unsent(), &[]);
+            assert!(writer.egress.unsent().is_empty());
             assert_eq!(writer.egress.room(60, 8), Ok(8));
             assert!(!writer.egress.arm() && !writer.has_room_event(), "no more is requested");
         }

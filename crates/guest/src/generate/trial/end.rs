@@ -3,8 +3,8 @@
 use hdrhistogram::Histogram;
 
 use crate::error::Error;
-use crate::generate::frame::{HEADERS, MARK, STAMP, headers, stamp};
-use crate::guest::Guest;
+use crate::generate::frame::{HEADERS, MARK, STAMP, headers, nth, stamp};
+use crate::guest::{Guest, now};
 use crate::ring::{HDR_LEN, Half, Malformed, Ring};
 use switch::time::Instant;
 
@@ -12,6 +12,10 @@ use switch::time::Instant;
 const BATCH: usize = 32;
 /// Length of the pieces in which a frame is read.
 const CHUNK: usize = 512;
+/// Frames whose time of publication is known: more than rings and switch hold.
+const KNOWN: u64 = 1 << 16;
+/// Of so many frames one has its time in the switch recorded: the guests' CPU is short.
+const RECORDED: u64 = 8;
 /// Frames that a turn may take to announce addresses.
 const ANNOUNCED_AT_ONCE: usize = 64;
 
@@ -51,14 +55,13 @@ impl Flows {
 
     fn headers(&self, size: u32, path: Path) -> [u8; HEADERS] {
         let Path { address, flow } = path;
-        headers(nth(self.mac, address), nth(self.peer, address), size, flow)
+        headers(
+            nth(self.mac, address, self.addresses),
+            nth(self.peer, address, self.addresses),
+            size,
+            flow,
+        )
     }
-}
-
-/// The address `n` after this one.
-fn nth(mac: [u8; 6], n: u32) -> [u8; 6] {
-    let word = u32::from_be_bytes([mac[2], mac[3], mac[4], mac[5]]).wrapping_add(n).to_be_bytes();
-    [mac[0], mac[1], word[0], word[1], word[2], word[3]]
 }
 
 /// Whether ranges of `count` addresses from `a` and from `b` on have any in common.
@@ -90,6 +93,35 @@ pub struct Counted {
     pub any: bool,
 }
 
+/// When frames were made available: stored by the sender, read for the receiver.
+pub struct Published(Box<[Instant]>);
+
+impl Published {
+    fn new() -> Self {
+        Self(vec![Instant::START; KNOWN as usize].into())
+    }
+
+    fn set(&mut self, numbers: std::ops::Range<u64>, at: Instant) {
+        for number in numbers {
+            self.0[(number % KNOWN) as usize] = at;
+        }
+    }
+
+    fn of(&self, number: u64) -> Instant {
+        self.0[(number % KNOWN) as usize]
+    }
+}
+
+/// Latencies of frames, in ns.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    /// From the time at which a frame was due.
+    pub of_all: Histogram<u64>,
+    /// From the publication of its descriptor to the end of the turn in which its used element was
+    /// there: what the switch added. Of some frames.
+    pub added: Histogram<u64>,
+}
+
 /// A guest. It uses its rings directly, as that of `--mode pass`.
 pub struct End {
     guest: Guest,
@@ -98,6 +130,8 @@ pub struct End {
     pub sends: bool,
     /// Frames sent, which are numbered from 0.
     pub sent: u64,
+    /// When they were made available.
+    pub published: Published,
     /// Totals of what was received.
     pub received: Received,
     announced: u32,
@@ -126,6 +160,7 @@ impl End {
             flows,
             sends,
             sent: 0,
+            published: Published::new(),
             received: Received::default(),
             announced: 0,
             bytes,
@@ -149,7 +184,8 @@ impl End {
         let room = self.room(left.min(ANNOUNCED_AT_ONCE))?;
         let ring = &mut self.guest.pairs[0].tx.ring;
         for i in self.free.drain(self.free.len() - room..) {
-            let frame = switch::flow::rarp(nth(self.flows.mac, self.announced));
+            let frame =
+                switch::flow::rarp(nth(self.flows.mac, self.announced, self.flows.addresses));
             self.announced += 1;
             if let Some(mut to) = ring.to_write(i, (HDR_LEN + frame.len()) as u32).next() {
                 to.write(&[0; HDR_LEN]);
@@ -187,6 +223,7 @@ impl End {
             return Ok(false);
         }
         let rest = self.free.len() - room;
+        let first = self.sent;
         for at in (rest..self.free.len()).rev() {
             let (size, path) = (self.flows.size(self.sent), self.flows.path(self.sent));
             if self.built != Some((size, path)) {
@@ -207,18 +244,19 @@ impl End {
         }
         self.free.truncate(rest);
         let ring = &mut self.guest.pairs[0].tx.ring;
+        self.published.set(first..self.sent, now());
         ring.publish();
         ring.kick();
         Ok(true)
     }
 
     /// Receives a batch, and returns its buffers. Frames whose number is `first` or higher are
-    /// counted, and their latency recorded.
+    /// counted, and their latency recorded, with what the sender published.
     pub fn receive(
         &mut self,
         at: Instant,
         first: u64,
-        mut latency_ns: Option<&mut Histogram<u64>>,
+        mut record: Option<(&mut Latencies, &Published)>,
     ) -> Result<Counted, Malformed> {
         let Self { guest, flows, received, done, next, chunk, .. } = self;
         let ring: &mut Ring = &mut guest.pairs[0].rx.ring;
@@ -250,8 +288,11 @@ impl End {
             }
             counted.frames += 1;
             counted.bytes += u64::from(used.len) - HDR_LEN as u64;
-            if let Some(latency_ns) = &mut latency_ns {
-                latency_ns.saturating_record((at - due).get().max(1));
+            let Some((latencies, published)) = &mut record else { continue };
+            latencies.of_all.saturating_record((at - due).get().max(1));
+            if number.is_multiple_of(RECORDED) {
+                let added = at - published.of(number);
+                latencies.added.saturating_record(added.get().max(1));
             }
         }
         if counted.any {
@@ -294,6 +335,15 @@ mod tests {
         let headers = flows.headers(60, Path { address: 1, flow: 1 });
         assert_eq!(headers[..6], [2, 1, 0, 1, 0, 0], "the next one, with a carry");
         assert_eq!(headers[6..12], [2, 0, 0, 0, 0, 2]);
+    }
+
+    #[test]
+    fn times_of_publication_are_those_of_the_last_frames() {
+        let mut published = Published::new();
+        published.set(0..KNOWN, Instant::from_ns(5));
+        published.set(KNOWN..KNOWN + 2, Instant::from_ns(9));
+        let at = [KNOWN + 1, 2, KNOWN - 1].map(|number| published.of(number));
+        assert_eq!(at, [9, 5, 5].map(Instant::from_ns));
     }
 
     #[test]

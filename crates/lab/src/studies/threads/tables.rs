@@ -200,10 +200,21 @@ impl<'a> Load<'a> {
         all.find(|c| c.cell.0 == cell.outer() && c.value == workers && c.base == "1")
     }
 
+    /// Why a speed-up of that cell says nothing, if so: workers that serve some guests less than
+    /// others do other work.
+    fn uneven(&self, placement: &str, workers: &str) -> Option<String> {
+        let both = [workers, "1"].into_iter();
+        let least = both.filter_map(|n| self.median(placement, n, "jain")).reduce(f64::min)?;
+        (least < super::JAIN_LEAST).then(|| format!("uneven: Jain's index {least:.2}"))
+    }
+
     fn speed_up_points(&self, placement: &str) -> Vec<Point> {
         let one = self.median(placement, "1", "frames");
         let one = one.map(|_| Point::at(1.0, 1.0));
-        let more = axis(self.results, "workers").iter().filter_map(|workers| {
+        let even = axis(self.results, "workers")
+            .iter()
+            .filter(|workers| self.uneven(placement, workers).is_none());
+        let more = even.filter_map(|workers| {
             let found = self.speed_up(placement, workers, "frames")?.ratio?;
             Some(Point::of(workers.parse().ok()?, found))
         });
@@ -333,6 +344,9 @@ fn claims(all: &[Results]) -> Table {
                         "not measured with so many workers: this machine has {} CPUs",
                         results.machine.cpus
                     );
+                    if let Some(why) = workers.and_then(|n| load.uneven(placement, n)) {
+                        return Value::Missing(why);
+                    }
                     let found = workers.and_then(|n| load.speed_up(placement, n, measure));
                     ratio(found.as_ref(), &missing)
                 };
@@ -383,6 +397,11 @@ fn speed_ups(loads: &[Load]) -> Table {
                 Some(claim) => Value::Original(claim.speed_up, 1),
                 None => Value::Missing("the original study has 4 and more than 10".into()),
             });
+            if let Some(why) = load.uneven(placement, workers) {
+                row.extend([(); 3].map(|()| Value::Missing(why.clone())));
+                rows.push(row);
+                continue;
+            }
             row.push(ratio(frames.as_ref(), "one worker was not measured"));
             row.push(match &frames {
                 Some(found) => text(found.outcome.to_string()),
@@ -396,7 +415,9 @@ fn speed_ups(loads: &[Load]) -> Table {
         title: "Speed-up over one worker".into(),
         note: "Measured frames/s, and whether the difference is significant; then frames per CPU \
              time of the busiest worker, which shows scaling even where guests use the workers' \
-             CPUs. Skewed: limited by the number of flooding clients."
+             CPUs. Skewed: limited by the number of flooding clients. Uneven: Jain's index of what \
+               guests got is below 0.95 by median with one worker or with several, so that the \
+               two do not do the same work."
             .into(),
         columns: columns(&[
             "Load",
@@ -465,12 +486,13 @@ fn limits(loads: &[Load]) -> Table {
 }
 
 fn counts_table(loads: &[Load]) -> Table {
-    const MEASURES: [(&str, &str, usize); 9] = [
+    const MEASURES: [(&str, &str, usize); 10] = [
         ("throughput", "Gbit/s", 2),
         ("switch_cpu", "Switch CPU, %", 0),
         ("guests_cpu", "Guests' CPU, %", 0),
         ("frames_per_cpu_s", "Frames per CPU second of the switch", 0),
         ("contended", "Locks waited for, of a million", 1),
+        ("contended_others", "Other locks, of a million frames", 1),
         ("used", "Workers that forwarded", 0),
         ("moves", "Queues moved, 1/s", 1),
         ("jain", "Jain's index", 3),
@@ -489,10 +511,11 @@ fn counts_table(loads: &[Load]) -> Table {
     Table {
         title: "Costs, contention and fairness".into(),
         note: "Locks: each group of frames locks its guest's egress queue once; two workers \
-               contend only if they send to one guest. Jain's index: 1 if equal demand gets equal \
-               service; of guests, converging: of clients. Lost: converging clients send more than \
-               one guest accepts. Workers that forwarded: those that had a queue with frames at \
-               the start or end of the window."
+               contend only if they send to one guest. Other locks: of the table of addresses, \
+               of moves of queues between workers, and of ingress queues. Jain's index: 1 if \
+               equal demand gets equal service; of guests, converging: of clients. Lost: \
+               converging clients send more than one guest accepts. Workers that forwarded: \
+               those that had a queue with frames at the start or end of the window."
             .into(),
         columns: columns(&names),
         rows,

@@ -138,6 +138,20 @@ fn speed_up_is_shown_beside_the_original() {
 }
 
 #[test]
+fn a_speed_up_of_unequal_guests_is_none() {
+    let mut made = Made::new(&[1, 2], 1, 1);
+    let is_uneven = |cell: &Cell| cell.get("placement") == "group" && cell.get("size") == "60";
+    let runs = made.results.runs.iter_mut().filter(|run| is_uneven(&run.cell));
+    runs.filter(|run| run.cell.get("workers") == "2")
+        .for_each(|run| _ = run.figures.insert("jain".into(), 0.94));
+    let speed_ups = made.table("Speed-up over one worker");
+    let at = column(&speed_ups, "Speed-up");
+    let shown = |size| row(&speed_ups, &["even", size, "group", "2"])[at].clone();
+    assert_eq!(shown("60"), Value::Missing("uneven: Jain's index 0.94".into()));
+    assert!(!matches!(shown("1500"), Value::Missing(_)));
+}
+
+#[test]
 fn a_machine_of_two_cpus_says_what_it_lacks() {
     let made = Made::new(&[1, 2], 1, 1);
     let claims = made.table("The original study's speed-up");
