@@ -220,7 +220,7 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 41] = [
+    let bad: [(&[&str], &str); 43] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
@@ -254,7 +254,9 @@ fn guests_that_cannot_connect() {
         (&["--mode", "trial", "--check"], "--check: not with --mode trial"),
         (&["--mode", "trial", "--warm-up=-1"], "for 2 ports write {}"),
         (&["--mode", "trial", "--addresses", "2"], "for 2 ports write {}"),
-        (&["--addresses", "2"], "--addresses: only with --mode trial"),
+        (&["--mode", "sink", "--addresses", "2"], "--addresses: only with --mode send and trial"),
+        (&["--addresses", "3", "--flows", "2"], "--flows: fewer than --addresses"),
+        (&["--addresses", "70000"], "--addresses: at most 65535 with --mode send"),
         (&["--mode", "pass", "--both-ways"], "--both-ways: only with --mode trial"),
         (&["--mode", "idle", "--hdr", "x"], "--hdr: not with --mode idle"),
         (&["--mode", "echo", "--frames", "9"], "--frames: only with --mode send, sink and rr"),

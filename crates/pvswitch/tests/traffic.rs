@@ -73,6 +73,37 @@ fn one_thread_passes_every_frame_from_port_to_port() {
 }
 
 #[test]
+fn each_client_behind_a_port_sends_to_its_own_guest() {
+    let dir = Dir::new();
+    let ports = [dir.port("up", ",queues=2"), dir.port("g0", ""), dir.port("g1", "")];
+    let switch = Switch::start(&dir, &["--poll", "event"], &ports);
+    let guests = ["02:00:00:00:01:00", "02:00:00:00:01:01"];
+    let sinks = [("g0", guests[0]), ("g1", guests[1])].map(|(name, mac)| {
+        let sink = Gen::start(&dir.path(name), &["--mode", "sink", "--mac", mac]);
+        switch.wait_up(name, true);
+        sink
+    });
+    let known = |count: usize| switch.json(&["fdb"])["entries"].as_array().unwrap().len() == count;
+    wait_for("the guests' addresses", || known(2));
+    // Guests were sent each other's announcements.
+    let first = ["g0", "g1"].map(|name| switch.counter(name, "egress", "frames"));
+    let mode = ["--mode", "send", "--rate", "5k", "--queues", "2"];
+    let to = ["--mac", "02:00:00:00:02:00", "--peer", guests[0], "--addresses", "2"];
+    let sender = Gen::start(&dir.path("up"), &[&mode[..], &to].concat());
+    wait_for("the clients' addresses", || known(4));
+    let frames = |i: usize| switch.counter(["g0", "g1"][i], "egress", "frames") - first[i];
+    wait_for("frames to both", || frames(0) > 100 && frames(1) > 100);
+    let sent = sender.end()["sent_frames"].as_u64().unwrap();
+    wait_for("all frames", || frames(0) + frames(1) == sent);
+    let queues = &switch.port("stats", "up")["ingress"];
+    for (i, sink) in sinks.into_iter().enumerate() {
+        // Each flow stays on its queue, and has a guest of its own.
+        assert_eq!(queues[i]["frames"], frames(i), "queue {i}: {queues}");
+        assert_eq!(sink.end()["late_frames"], 0);
+    }
+}
+
+#[test]
 fn every_frame_of_a_trial_is_received_or_lost() {
     for (forward, guest) in [
         ("cross", &["--size", "100"][..]),

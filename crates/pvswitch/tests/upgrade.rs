@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{
-    Bystanders, Dir, Gen, RECEIVER, SENDER, Switch, hundred_ports, may_make_taps, of_interface,
-    sender_and_sink, signal, upgrade, wait_for,
+    Bystanders, Dir, Gen, RECEIVER, SENDER, Successor, Switch, hundred_ports, may_make_taps,
+    of_interface, sender_and_sink, signal, upgrade, wait_for, wait_for_next,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -536,6 +536,7 @@ fn guest_that_restarts_during_an_upgrade_is_served() {
         env!("CARGO_BIN_EXE_pvswitch"),
     );
     let program = script(&dir, "slow", &text);
+    let before = switch.pid();
     let next = std::thread::scope(|scope| {
         let upgrade = scope.spawn(|| switch.ctl(&["upgrade", &program]));
         wait_for("the next process", || begun.exists());
@@ -546,6 +547,7 @@ fn guest_that_restarts_during_an_upgrade_is_served() {
         assert!(upgrade.status.success(), "{}", String::from_utf8_lossy(&upgrade.stderr));
         next
     });
+    let _living = Successor(wait_for_next(&switch, before));
     wait_for("both connections", || {
         assert!(!switch.log().contains("rejected"), "{}", switch.log());
         ["a", "b"].iter().all(|name| switch.port("show", name)["connections"] == 2)

@@ -411,7 +411,11 @@ fn kept(stage: &Stage, cell: &Cell, percent: u32) -> Result<PathBuf, Fail> {
 /// The traffic of a cell, in words.
 fn traffic(cell: &Cell) -> String {
     let ways = if cell.get("ways") == "2" { "both ways" } else { "one way" };
-    format!("{}, {} addresses, {ways}", cell.get("size"), cell.get("addresses"))
+    let addresses = match cell.get("addresses") {
+        "1" => "one address".to_string(),
+        many => format!("{many} addresses"),
+    };
+    format!("{}, {addresses}, {ways}", cell.get("size"))
 }
 
 fn estimate(results: &Results, cell: &Cell, measure: &str) -> Option<Estimate> {
