@@ -93,12 +93,12 @@ impl Worker {
                 fdb.learn(receiver(pair), 0, PortId(2 * pair as u16 + 1), 0);
                 guests.extend([a.guests, b.guests]);
             }
-            made.push((scheduler, guests));
+            made.push((number, scheduler, guests));
         }
         let table = Arc::new(table);
-        let worker = |(scheduler, guests)| Self {
+        let worker = |(number, scheduler, guests)| Self {
             scheduler,
-            forwarder: Forwarder::new(mode, 0, Arc::clone(&fdb), Arc::clone(&table), 3),
+            forwarder: Forwarder::new(mode, number, Arc::clone(&fdb), Arc::clone(&table), 3),
             scratch: Burst::default(),
             clock,
             epoch: std::time::Instant::now(),
