@@ -523,14 +523,17 @@ def syscalls(pid, seconds):
         )  # fmt: skip
         # strace attaches thread by thread and interrupts each one's waiting call, which the kernel
         # then restarts: wait until that has settled, and count from there.
-        threads = set(os.listdir(f"/proc/{pid}/task"))
-
-        def attached():
+        def missing():
             if strace.poll() is not None:
                 raise Failure(f"strace -p {pid}: {last_line(strace.stderr.read())}")
-            return threads <= {line.split()[0] for line in Path(log.name).read_text().splitlines() if line}
+            traced = {line.split()[0] for line in Path(log.name).read_text().splitlines() if line}
+            # Listed each time: one that ends meanwhile never appears.
+            return [f"{thread_name(pid, thread)} ({thread})" for thread in threads(pid) if str(thread) not in traced]
 
-        wait_for(f"strace of {len(threads)} threads", attached, 60)
+        try:
+            wait_for(f"strace -p {pid}", lambda: not missing(), 60)
+        except Failure as error:
+            raise Failure(f"{error}: no call of {', '.join(missing()) or 'a thread that ended'}") from None
         time.sleep(1)
         begun = time.time()
         time.sleep(seconds)

@@ -184,13 +184,19 @@ impl Back {
             created: AtomicBool::new(false),
             file: OnceLock::new(),
         };
-        let host = back.host(listener, None)?;
+        let host = back.host(listener, None, false)?;
         back.running = Mutex::new(Running::Thread(spawn(host).map_err(os("thread"))?));
         Ok(back)
     }
 
-    /// The hypervisor's side, with a front end's connection if there is one.
-    fn host(&self, listener: Listener, front: Option<Arc<OwnedFd>>) -> Result<Box<Host>, Error> {
+    /// The hypervisor's side, with a front end's connection if there is one. `imported`: the store
+    /// is another process's.
+    fn host(
+        &self,
+        listener: Listener,
+        front: Option<Arc<OwnedFd>>,
+        imported: bool,
+    ) -> Result<Box<Host>, Error> {
         let os = |what| move |error| Error::Os { at: self.dir.clone(), what, error };
         let epoll = Epoll::new().map_err(os("epoll"))?;
         epoll.add(self.stop.as_fd(), STOP).map_err(os("epoll"))?;
@@ -208,6 +214,7 @@ impl Back {
             epoll,
             listener,
             front,
+            removes_back: imported,
         }))
     }
 
@@ -316,13 +323,15 @@ struct Host {
     epoll: Epoll,
     listener: Listener,
     front: Option<Arc<OwnedFd>>,
+    /// Whether the back half's directory may be left of a front end that disconnected. That of a
+    /// new store is not ours: somebody else wrote it.
+    removes_back: bool,
 }
 
 impl Host {
     /// Serves the front end until it is stopped.
     fn run(&mut self) {
-        if self.front.is_none() {
-            // An earlier process did not finish this.
+        if self.front.is_none() && self.removes_back {
             self.remove_back();
         }
         // A failing epoll set is our bug; the front end notices that its connection closes.
@@ -465,9 +474,10 @@ impl Host {
     }
 
     /// Removes the back half's directory, if there is one, when it has closed.
-    fn remove_back(&self) {
+    fn remove_back(&mut self) {
         let exists = matches!(self.store.read(&format!("{BACK_DIR}/frontend")), Ok(Some(_)));
-        if exists && self.wait_closed() {
+        self.removes_back = exists && !self.wait_closed();
+        if exists && !self.removes_back {
             let _ = self.store.rm(BACK_DIR);
         }
     }

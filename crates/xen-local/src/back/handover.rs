@@ -79,7 +79,7 @@ impl Back {
                 let store = store.adopt(&self.dir.join(STORE)).map_err(os("dup"))?;
                 server.serve(store, FRONT);
                 let listener = hypervisor.adopt(&self.dir.join(HYPERVISOR)).map_err(os("dup"))?;
-                self.host(listener, front)?
+                self.host(listener, front, true)?
             }
             other => {
                 *running = other;
