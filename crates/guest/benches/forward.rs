@@ -161,6 +161,7 @@ impl Loop {
     fn turn(&mut self, turn: u64) {
         let spent = match self.unit {
             "a poll" => {
+                self.worker.wake();
                 let start = Instant::now();
                 self.worker.run_bursts(turn);
                 start.elapsed()
@@ -169,6 +170,7 @@ impl Loop {
                 let mut spent = Duration::ZERO;
                 for _ in 0..turn / FRAMES as u64 {
                     self.worker.guests[0].send();
+                    self.worker.wake();
                     let start = Instant::now();
                     self.worker.run_frames(FRAMES as u64);
                     spent += start.elapsed();

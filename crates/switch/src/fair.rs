@@ -8,6 +8,10 @@ use crate::time::{Instant, Ns};
 
 /// Time that one port is served in one round at weight 1: some bursts of small frames.
 pub const QUANTUM: Ns = Ns::from_us(10);
+/// Longest time charged for one turn. A turn's frames and bytes are limited, so that it takes
+/// milliseconds; in a longer one the process was stopped or its machine suspended, which is not its
+/// guest's fault, or page faults blocked, for which [`Pace`] has the guest rest.
+const CHARGED_MAX: Ns = Ns::from_ms(100);
 /// Highest weight.
 pub const WEIGHT_MAX: u32 = 100;
 
@@ -52,10 +56,10 @@ impl Share {
         self.credit_ns > 0
     }
 
-    /// Charges the time for which it was served.
+    /// Charges the time for which it was served, up to [`CHARGED_MAX`].
     #[inline]
     pub fn charge(&mut self, time: Ns) {
-        self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.get());
+        self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.min(CHARGED_MAX).get());
     }
 
     /// Charges time spent on frames to its guest, which is outside its turn. This debt is limited

@@ -39,9 +39,12 @@ pub trait Guests: Send {
     fn take(&mut self) -> usize;
 }
 
-/// Start of a frame to an address: IPv4 and UDP, of flow `flow`.
+/// Start of a frame to an address: IPv4 and UDP, of flow `flow`. Sender and receiver are of one pair:
+/// a source address used by several ports would move between them with each burst.
 fn head(to: [u8; 6], flow: u16, len: u16) -> Vec<u8> {
-    let mut head = [to, super::MACS[0]].concat();
+    let mut from = super::MACS[0];
+    from[3..5].copy_from_slice(&to[3..5]);
+    let mut head = [to, from].concat();
     head.extend([0x08, 0, 0x45, 0]);
     head.extend((len - 14).to_be_bytes());
     head.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);

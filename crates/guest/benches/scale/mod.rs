@@ -62,6 +62,7 @@ impl Scale {
                 for _ in 0..each / FRAMES as u64 {
                     // The first guest of each pair sends.
                     worker.guests.iter_mut().step_by(2).for_each(|guests| guests.send());
+                    worker.wake();
                     worker.run_frames((FRAMES * pairs) as u64);
                     let senders = worker.guests.iter_mut().step_by(2);
                     let arrived: usize = senders.map(|guests| guests.take()).sum();

@@ -117,6 +117,13 @@ impl Worker {
         }
     }
 
+    /// Reads the clock: time since the last step is no turn's.
+    pub fn wake(&mut self) {
+        if matches!(self.clock, Clock::Real) {
+            self.time = self.now();
+        }
+    }
+
     /// Serves `count` bursts, empty or not.
     #[inline(never)]
     pub fn run_bursts(&mut self, count: u64) {

@@ -47,6 +47,17 @@ fn credit_is_not_hoarded_and_debt_is_forgiven_when_no_one_waits() {
 }
 
 #[test]
+fn worker_that_was_stopped_in_a_turn_charges_little_of_that_time() {
+    let mut share = Share::default();
+    share.charge(Ns::from_secs(60));
+    assert_eq!(share.owed(), Ns::from_ms(100));
+    // Turns of milliseconds, as of page faults, are charged in full.
+    let mut share = Share::default();
+    (0..8).for_each(|_| share.charge(Ns::from_ms(25)));
+    assert_eq!(share.owed(), Ns::from_ms(200));
+}
+
+#[test]
 fn what_a_guest_receives_costs_it_one_turn_at_most() {
     let mut share = Share::default();
     share.grant(1, 1);
