@@ -63,8 +63,12 @@ const RINGS: [(Proto, &[&str]); 4] = [
     (Proto::Xen, &[]),
     (Proto::Virtio, &["--in-order"]),
 ];
-/// Rounds until each kind of ring, and each form of the file, was there.
-const WARM_ROUNDS: u64 = RINGS.len() as u64;
+/// Rounds until each kind of ring, and each form of the file, was there: a cycle.
+const CYCLE: u64 = RINGS.len() as u64;
+/// Seconds from which on each process has seen all hostile cases before it is compared with
+/// itself: a heap grows to what the most demanding of them needs, once. Shorter soaks have no time
+/// for that.
+const LONG_S: f64 = 600.0;
 /// Names of the hostile guest's ports: most that a case takes, and for vhost-user and Xen.
 const HOSTILE_PORTS: usize = 16;
 const HOSTILE_NAMES: [&str; 2] = ["bad", "bad-vif"];
@@ -315,10 +319,11 @@ impl<'a> Rounds<'a> {
     /// Returns by how much resources grew, and the memory at the end.
     fn all_rounds(&mut self, seconds: f64, rounds: &mut u64) -> Result<(Grown, f64), Fail> {
         let (begun, mut grown) = (Instant::now(), Grown::default());
+        let warm = if self.beside && seconds >= LONG_S { self.cases.len() as u64 } else { CYCLE };
         let mut first = None;
         loop {
             // Each process begins as small as it gets.
-            self.rounds(rounds, 0.0)?;
+            self.rounds(rounds, warm, 0.0)?;
             let before = first.map_or_else(|| self.least(), |first| self.settled(&first));
             // What is handed over may not grow either. The first process took over nothing.
             if self.tally.upgrades > 0 {
@@ -330,7 +335,7 @@ impl<'a> Rounds<'a> {
                 (true, 0) => (false, (seconds / 2.0).min(UPGRADE_EVERY_S)),
                 (true, _) => (left <= UPGRADE_EVERY_S, left.min(UPGRADE_EVERY_S)),
             };
-            self.rounds(rounds, most)?;
+            self.rounds(rounds, CYCLE, most)?;
             let after = self.settled(&before);
             grown.add(&before, &after);
             if is_last {
@@ -341,19 +346,17 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Makes rounds for so many seconds, at least one of each kind: whole cycles, so that the last
-    /// one always ends alike.
-    fn rounds(&mut self, made: &mut u64, seconds: f64) -> Result<(), Fail> {
-        let begun = Instant::now();
-        loop {
-            for _ in 0..WARM_ROUNDS {
+    /// Makes rounds for so many seconds, at least this many: whole cycles, so that the last one
+    /// always ends alike.
+    fn rounds(&mut self, made: &mut u64, least: u64, seconds: f64) -> Result<(), Fail> {
+        let (begun, end) = (Instant::now(), *made + least);
+        while *made < end || begun.elapsed().as_secs_f64() < seconds {
+            for _ in 0..CYCLE {
                 self.round(*made)?;
                 *made += 1;
             }
-            if begun.elapsed().as_secs_f64() >= seconds {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     /// What the switch uses at least in a short time: a migration has two connections.
