@@ -30,7 +30,7 @@ use switch::tenant::{Rules, Security, Tenants, Vlan};
 use guests::{FRAMES, Lane};
 use rings::Rings;
 use scale::Scale;
-use worker::{Clock, Worker};
+use worker::{Clock, Terms, Worker};
 
 /// Frames, or polls, per case and turn: whole bursts.
 const TURN: u64 = 100_000;
@@ -149,6 +149,12 @@ fn threaded(words: &[String], features: Features) -> Vec<Threaded> {
     made
 }
 
+/// Poll policies under which a worker sleeps. Only counted: nothing here would wake it in time.
+const POLICIES: [&str; 6] =
+    ["event", "napi", "timer:1000", "coalesce:50,32", "coalesce:50/pending", "adaptive"];
+/// Unit of a worker that sleeps after each burst of its guest.
+const ASLEEP: &str = "a frame, asleep between bursts";
+
 /// A worker's loop over queues that all have frames, or none.
 struct Loop {
     name: String,
@@ -165,6 +171,15 @@ impl Loop {
                 let start = Instant::now();
                 self.worker.run_bursts(turn);
                 start.elapsed()
+            }
+            ASLEEP => {
+                for _ in 0..turn / FRAMES as u64 {
+                    self.worker.guests[0].send();
+                    let kicks = self.worker.guests[0].kicks();
+                    self.worker.run_until_asleep(FRAMES as u64, kicks);
+                    assert_eq!(self.worker.guests[0].take(), FRAMES, "{}: all arrive", self.name);
+                }
+                Duration::ZERO
             }
             _ => {
                 let mut spent = Duration::ZERO;
@@ -214,9 +229,22 @@ fn loops(words: &[String], clock: Clock) -> Vec<Loop> {
             let name = format!("worker {kind} {mode_name} {} queues", pairs * 2);
             if words.iter().all(|word| name.contains(word)) {
                 let pairs = (0..pairs).map(|_| (lane(), lane())).collect();
-                let worker = Worker::new(mode, pairs, clock, kind == "rated");
+                let terms = Terms { rated: kind == "rated", ..Terms::spin(clock) };
+                let worker = Worker::new(mode, pairs, terms);
                 loops.push(Loop { name, unit, worker, results: Vec::new() });
             }
+        }
+    }
+    for name in POLICIES.iter().filter(|_| matches!(clock, Clock::Steps)) {
+        let policy = name.parse().expect("a policy");
+        let name = format!("worker {name} switch 2 queues");
+        if words.iter().all(|word| name.contains(word)) {
+            let worker = Worker::new(
+                Mode::Switch,
+                vec![(lane(), lane())],
+                Terms { policy, ..Terms::spin(clock) },
+            );
+            loops.push(Loop { name, unit: ASLEEP, worker, results: Vec::new() });
         }
     }
     loops

@@ -89,11 +89,8 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
         Err(error) => return Err(error),
     };
     let name = path.file_name().ok_or_else(|| Error::other("it has no name"))?;
-    // Neither read as an included file nor anything that exists.
-    let temporary =
-        path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let written =
-        write_new(&temporary, text, mode).and_then(|()| std::fs::rename(&temporary, &path));
+    let (temporary, file) = create_beside(&path, &name.to_string_lossy())?;
+    let written = fill(file, text, mode).and_then(|()| std::fs::rename(&temporary, &path));
     if written.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
@@ -102,8 +99,20 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     written.and_then(|()| File::open(folder.unwrap_or(Path::new(".")))?.sync_all())
 }
 
-fn write_new(path: &Path, text: &str, mode: Option<u32>) -> Result<(), Error> {
-    let mut file = File::options().write(true).create_new(true).mode(MODE).open(path)?;
+/// Creates a file that is neither read as an included one nor exists: a power cut may have left one
+/// of a process with this one's number.
+fn create_beside(path: &Path, name: &str) -> Result<(PathBuf, File), Error> {
+    let mut number = 0_u32;
+    loop {
+        let at = path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
+        match File::options().write(true).create_new(true).mode(MODE).open(&at) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            made => return made.map(|file| (at, file)),
+        }
+    }
+}
+
+fn fill(mut file: File, text: &str, mode: Option<u32>) -> Result<(), Error> {
     if let Some(mode) = mode {
         file.set_permissions(Permissions::from_mode(mode))?;
     }
@@ -131,6 +140,11 @@ mod tests {
         assert!(error.contains("not a regular file"), "{error}");
         assert!(write(&dir.join("none/x.toml"), "x").is_err());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "no temporary file is left");
+        let left = dir.join(format!(".x.toml.{}-0.tmp", std::process::id()));
+        std::fs::write(&left, "wor").unwrap();
+        write(&path, "workers = 3\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "workers = 3\n");
+        assert_eq!(std::fs::read_to_string(&left).unwrap(), "wor", "somebody else's");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -35,12 +35,14 @@ pub struct Lane {
 pub trait Guests: Send {
     /// Sends [`FRAMES`] frames from the first guest.
     fn send(&mut self);
+    /// Whether the back end asked for a kick for these.
+    fn kicks(&mut self) -> bool;
     /// Reclaims sent frames, and receives. Returns the number of frames received.
     fn take(&mut self) -> usize;
 }
 
-/// Start of a frame to an address: IPv4 and UDP, of flow `flow`. Sender and receiver are of one pair:
-/// a source address used by several ports would move between them with each burst.
+/// Start of a frame to an address: IPv4 and UDP, of flow `flow`. Each pair has a source address of
+/// its own: one used by several ports would move between them with each burst.
 fn head(to: [u8; 6], flow: u16, len: u16) -> Vec<u8> {
     let mut from = super::MACS[0];
     from[3..5].copy_from_slice(&to[3..5]);
@@ -165,6 +167,10 @@ impl Guests for Virtio {
             self.next = self.next.wrapping_add(1);
         }
         self.tx.driver.publish();
+    }
+
+    fn kicks(&mut self) -> bool {
+        self.tx.driver.kick_needed()
     }
 
     fn take(&mut self) -> usize {
@@ -350,6 +356,10 @@ impl Guests for Xen {
             self.tx.send(buffer, 0, self.len, &VnetHdr::NONE).expect("room");
         }
         self.tx.publish();
+    }
+
+    fn kicks(&mut self) -> bool {
+        self.tx.notify_needed()
     }
 
     fn take(&mut self) -> usize {

@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use switch::forward::Mode;
 
 use super::guests::{self, FRAMES};
-use super::worker::{Clock, Worker, receiver};
+use super::worker::{Clock, Terms, Worker, receiver};
 
 /// Pairs of guests in all, as in the original study of several threads.
 const PAIRS: usize = 10;
@@ -44,7 +44,7 @@ impl Scale {
                 pair += 1;
             }
         }
-        let workers = Worker::several(Mode::Switch, workers, Clock::Real, false);
+        let workers = Worker::several(Mode::Switch, workers, Terms::spin(Clock::Real));
         Self { name, workers, results: Vec::new() }
     }
 

@@ -29,6 +29,8 @@ pub enum Clock {
 
 /// Time of a poll, in ns.
 const STEP_NS: u64 = 50;
+/// Time until the next frames are sent to a worker that sleeps until a kick.
+const GAP: Ns = Ns::from_us(100);
 
 /// Rates of bits and of frames that no queue here reaches.
 const RATES: RateLimits = {
@@ -36,7 +38,23 @@ const RATES: RateLimits = {
     RateLimits { bits: limit, frames: limit }
 };
 
-/// A worker that spins on one queue of each of its ports.
+/// What the ports of a worker have in common.
+#[derive(Clone, Copy)]
+pub struct Terms {
+    pub clock: Clock,
+    /// All have rates, above what they need.
+    pub rated: bool,
+    pub policy: Policy,
+}
+
+impl Terms {
+    /// Queues that are spun on, without rates.
+    pub fn spin(clock: Clock) -> Self {
+        Self { clock, rated: false, policy: Policy::Spin }
+    }
+}
+
+/// A worker that serves one queue of each of its ports.
 pub struct Worker {
     scheduler: Scheduler<Queue>,
     forwarder: Forwarder,
@@ -47,25 +65,22 @@ pub struct Worker {
     /// Number of bursts, and of their frames.
     bursts: u64,
     frames: u64,
+    /// It sleeps, until a kick or, after this time, by itself.
+    sleeps: Option<Option<Ns>>,
     pub guests: Vec<Box<dyn Guests>>,
 }
 
 impl Worker {
-    /// The guest of the first port of each pair sends to the second. `rated`: all ports have rates,
-    /// above what they need.
-    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, clock: Clock, rated: bool) -> Self {
-        let mut all = Self::several(mode, vec![pairs], clock, rated);
+    /// The guest of the first port of each pair sends to the second.
+    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>, terms: Terms) -> Self {
+        let mut all = Self::several(mode, vec![pairs], terms);
         all.pop().expect("one was made")
     }
 
     /// Workers of one switch, with these pairs each. The second guest of pair `n` of all has
     /// address [`receiver`]`(n)`.
-    pub fn several(
-        mode: Mode,
-        workers: Vec<Vec<(Lane, Lane)>>,
-        clock: Clock,
-        rated: bool,
-    ) -> Vec<Self> {
+    pub fn several(mode: Mode, workers: Vec<Vec<(Lane, Lane)>>, terms: Terms) -> Vec<Self> {
+        let Terms { clock, rated, policy } = terms;
         let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
         let (mut table, mut made) = (Vec::new(), Vec::new());
         for (number, pairs) in (0..).zip(workers) {
@@ -77,7 +92,7 @@ impl Worker {
                 let ends =
                     [(a.ingress, a.ingress_stats, back), (b.ingress, b.ingress_stats, egress)];
                 for (ingress, stats, egress) in ends {
-                    let (id, tuning) = (PortId(table.len() as u16), Tuning::new(Policy::Spin));
+                    let (id, tuning) = (PortId(table.len() as u16), Tuning::new(policy));
                     let port = active(id, egress);
                     if rated {
                         port.set_rates(RATES, RATES);
@@ -105,6 +120,7 @@ impl Worker {
             time: Instant::START,
             bursts: 0,
             frames: 0,
+            sleeps: None,
             guests,
         };
         made.into_iter().map(worker).collect()
@@ -142,13 +158,40 @@ impl Worker {
         }
     }
 
+    /// Serves the [`FRAMES`](super::guests::FRAMES) that the first guest sent, and `kicks` for, and
+    /// continues until it sleeps.
+    #[inline(never)]
+    pub fn run_until_asleep(&mut self, count: u64, kicks: bool) {
+        let end = self.frames + count;
+        if let Some(timeout) = self.sleeps {
+            let slept = if kicks { GAP } else { timeout.expect("a queue with frames sleeps") };
+            self.time += slept;
+            self.scheduler.record_wait(true);
+        }
+        if kicks {
+            assert!(self.scheduler.kick(0, self.time), "it is served here");
+        }
+        self.sleeps = None;
+        while self.frames < end || self.sleeps.is_none() {
+            if let Some(timeout) = self.sleeps.take() {
+                self.time += timeout.expect("a queue with frames sleeps");
+                self.scheduler.record_wait(true);
+            }
+            self.step();
+        }
+    }
+
     fn step(&mut self) {
         match self.scheduler.next(self.time, &self.forwarder) {
             Effect::Serve { at, max } => self.serve(at, max),
             Effect::NotifyDue { rests } => _ = self.forwarder.notify_due(self.time, rests),
             Effect::PollKicks | Effect::Pause => self.time = self.now(),
             Effect::ArmFull => self.scheduler.record_arm_full(self.forwarder.arm_blocked()),
-            Effect::Wait { .. } => self.scheduler.record_wait(true),
+            Effect::Wait { timeout, .. } => self.sleeps = Some(timeout),
+            Effect::Disarm { at } => {
+                let of = &self.scheduler.queue(at).served.of;
+                of.lock().expect("no panic before").disarm();
+            }
             _ => {}
         }
     }
@@ -168,8 +211,14 @@ impl Worker {
         let taken =
             schedule::burst(source, max, &mut *ingress, forwarder, scratch, self.time, None);
         drop(ingress);
-        let then = self.scheduler.record_burst(&taken);
-        assert_eq!(then, Then::Over, "a queue that is spun on is not armed");
+        if self.scheduler.record_burst(&taken) == Then::Arm {
+            let queue = self.scheduler.queue(at);
+            let disarms = queue.poller().disarms();
+            let mut ingress = queue.served.of.lock().expect("no panic before");
+            let (nothing, due) = schedule::arm(&mut *ingress, disarms);
+            drop(ingress);
+            self.scheduler.record_arm(nothing, due);
+        }
         self.bursts += 1;
         self.frames += taken.frames as u64;
         self.time = self.now();

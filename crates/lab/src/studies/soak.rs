@@ -31,10 +31,11 @@ Frames: those that the switch took from rings are those that it delivered plus i
 counters, summed over all ports, removed and hostile ones as well; guests that ended by \
 themselves sent and received what the switch counted. Frames for the added port while it is away \
 go to a port that drops all. Resources of the switch's process are compared in the same state, \
-after each kind of round was there once in that process and before the next upgrade, and between \
-processes that took over: private memory (without that of guests), descriptors, threads, and \
-mappings of guests' memory and grants. The limit of memory is what logs and tables of bounded \
-length, and the allocator, may add.";
+after each kind of round was there once in that process (from ten minutes on with beside=all, \
+each hostile case too) and before the next upgrade, and between processes that took over: \
+private memory (without that of guests), descriptors, threads, and mappings of guests' memory \
+and grants. The limit of memory is what logs and tables of bounded length, and the allocator, \
+may add.";
 
 const MEASURES: [Measure; 26] = [
     Measure::new("rounds", "", Better::Neither, "rounds"),
