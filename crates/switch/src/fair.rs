@@ -56,7 +56,7 @@ impl Share {
         self.credit_ns > 0
     }
 
-    /// Charges the time for which it was served, up to [`CHARGED_MAX`].
+    /// Charges the time for which it was served, 100 ms at most.
     #[inline]
     pub fn charge(&mut self, time: Ns) {
         self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.min(CHARGED_MAX).get());
