@@ -14,7 +14,7 @@ PACKAGES = ["user-mode-linux", "busybox-static"]
 
 
 class Guest:
-    """A UML kernel; its console is the pipe the rig types into. `devices`: of its command line."""
+    """A UML kernel; its console is the pipe the rig types into. `devices`: options of the kernel that add them."""
 
     def __init__(self, r, name, image, devices, log=None):
         self.name = name

@@ -89,35 +89,22 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
         Err(error) => return Err(error),
     };
     let name = path.file_name().ok_or_else(|| Error::other("it has no name"))?;
-    let (temporary, file) = create_beside(&path, &name.to_string_lossy())?;
-    let written = fill(file, text, mode).and_then(|()| std::fs::rename(&temporary, &path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    // The name, too, is on the disk before it is reported as saved.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    written.and_then(|()| File::open(folder.unwrap_or(Path::new(".")))?.sync_all())
-}
-
-/// Creates a file that is neither read as an included one nor exists: a power cut may have left one
-/// of a process with this one's number.
-fn create_beside(path: &Path, name: &str) -> Result<(PathBuf, File), Error> {
-    let mut number = 0_u32;
-    loop {
-        let at = path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
-        match File::options().write(true).create_new(true).mode(MODE).open(&at) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-            made => return made.map(|file| (at, file)),
-        }
-    }
-}
-
-fn fill(mut file: File, text: &str, mode: Option<u32>) -> Result<(), Error> {
+    let folder = folder.unwrap_or(Path::new("."));
+    // Neither read as an included file nor anything that exists (a power cut may leave one), and
+    // removed on an error.
+    let prefix = format!(".{}.", name.to_string_lossy());
+    let create = |at: &Path| File::options().write(true).create_new(true).mode(MODE).open(at);
+    let beside = tempfile::Builder::new().prefix(&prefix).suffix(".tmp").make_in(folder, create);
+    let mut file = beside?;
     if let Some(mode) = mode {
-        file.set_permissions(Permissions::from_mode(mode))?;
+        file.as_file().set_permissions(Permissions::from_mode(mode))?;
     }
     file.write_all(text.as_bytes())?;
-    file.sync_all()
+    file.as_file().sync_all()?;
+    file.persist(&path).map_err(|failed| failed.error)?;
+    // The name, too, is on the disk before it is reported as saved.
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
@@ -140,11 +127,6 @@ mod tests {
         assert!(error.contains("not a regular file"), "{error}");
         assert!(write(&dir.join("none/x.toml"), "x").is_err());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "no temporary file is left");
-        let left = dir.join(format!(".x.toml.{}-0.tmp", std::process::id()));
-        std::fs::write(&left, "wor").unwrap();
-        write(&path, "workers = 3\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "workers = 3\n");
-        assert_eq!(std::fs::read_to_string(&left).unwrap(), "wor", "somebody else's");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

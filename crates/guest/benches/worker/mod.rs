@@ -163,21 +163,23 @@ impl Worker {
     #[inline(never)]
     pub fn run_until_asleep(&mut self, count: u64, kicks: bool) {
         let end = self.frames + count;
-        if let Some(timeout) = self.sleeps {
-            let slept = if kicks { GAP } else { timeout.expect("a queue with frames sleeps") };
-            self.time += slept;
-            self.scheduler.record_wait(true);
-        }
         if kicks {
+            self.sleep(GAP);
             assert!(self.scheduler.kick(0, self.time), "it is served here");
         }
-        self.sleeps = None;
         while self.frames < end || self.sleeps.is_none() {
-            if let Some(timeout) = self.sleeps.take() {
-                self.time += timeout.expect("a queue with frames sleeps");
-                self.scheduler.record_wait(true);
+            if let Some(timeout) = self.sleeps {
+                self.sleep(timeout.expect("a queue with frames sleeps"));
             }
             self.step();
+        }
+    }
+
+    /// If it sleeps, that is over after this time.
+    fn sleep(&mut self, time: Ns) {
+        if self.sleeps.take().is_some() {
+            self.time += time;
+            self.scheduler.record_wait(true);
         }
     }
 
