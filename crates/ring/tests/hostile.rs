@@ -566,6 +566,26 @@ fn device_claims_more_than_the_buffer_holds() {
     }
 }
 
+/// Snabb writes the length of a frame that it took, as devices before virtio 1.0 did.
+#[test]
+fn device_claims_to_have_written_a_chain_that_it_only_reads() {
+    for features in [SPLIT, PACKED] {
+        let packed = features == PACKED;
+        let raw = Raw::new(SIZE);
+        let mut driver = raw.driver(features, if packed { FRESH } else { 0 });
+        let id = driver.add(&[readable(1, 72)]).unwrap();
+        driver.publish();
+        if packed {
+            raw.packed_desc(BASE, 0, (0, 72), id, AVAIL | USED);
+        } else {
+            raw.used(0, u32::from(id), 72);
+        }
+        let mut out = Vec::new();
+        assert_eq!(driver.take_used(64, &mut out), Ok(1));
+        assert_eq!((out[0].id, driver.free()), (id, SIZE));
+    }
+}
+
 /// Errors that are not checked for do not fail, but ids stay within the ring, and the free count
 /// stays within its size. A jump of the index is still detected.
 #[test]

@@ -210,7 +210,9 @@ impl PackedDriver {
                 out.push(Used { id: oldest, len: 0 });
             }
             self.release(id)?;
-            if len > self.shadow[usize::from(id)].room {
+            let room = self.shadow[usize::from(id)].room;
+            // The length of a buffer that the device only reads is ignored (virtio 1.3, 2.8.5).
+            if len > room && room > 0 {
                 return Err(Malformed::UsedLen(len));
             }
             out.push(Used { id, len });
