@@ -384,6 +384,11 @@ impl Frontend {
             }
         }
         set_driver_ok(&mut client)?;
+        for queue in &queues {
+            // A back-end may start a ring only at its first kick (vhost-user, "Ring states"), and
+            // suppress kicks before that, as VPP does.
+            os::signal(queue.kick.as_fd());
+        }
         let buffers = plan.buffers..plan.buffers + params.buffer_bytes;
         let rings = 2 * params.pairs;
         Ok((Self { client, features, memory, buffers, rings, config }, queues))

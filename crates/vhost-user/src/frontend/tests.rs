@@ -108,6 +108,20 @@ fn rings_start_at_the_given_base() {
     thread.join().unwrap();
 }
 
+/// VPP starts a ring at its first kick, and sets the flag that suppresses kicks before that.
+#[test]
+fn every_ring_is_kicked_once_at_the_start() {
+    let (stream, _, thread) = serve(PROTOCOL_FEATURES);
+    let (mut frontend, queues) = Frontend::start(stream, &params()).unwrap();
+    // A request with a reply is the barrier.
+    frontend.client().get_u64(FrontendReq::GET_FEATURES).unwrap();
+    for queue in &queues {
+        assert!(os::drain(queue.kick.as_fd()));
+    }
+    frontend.stop().unwrap();
+    thread.join().unwrap();
+}
+
 #[test]
 fn front_end_that_disconnects_leaves_stopped_rings() {
     let (stream, fake, thread) = serve(backend::PROTOCOL_FEATURES);
