@@ -737,8 +737,15 @@ def ratio_words(ratios):
     return f"{statistics.median(ratios):.2f} ({of}{low:.2f}-{high:.2f})"
 
 
+def new_folder(path):
+    """A folder that results can be stored in; refused before anything is measured."""
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise argparse.ArgumentTypeError(f"{path} exists: name a new folder, or remove it")
+    return path
+
+
 def results_option(parser):
-    parser.add_argument("--results", metavar="DIR", help="store all runs as a folder of results of the lab (docs/results)")
+    parser.add_argument("--results", metavar="DIR", type=new_folder, help="store all runs as a folder of results of the lab (docs/results)")
 
 
 class Runs:
