@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
 pub use self::datagrams::Datagrams;
-pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
+pub use self::guest::{Class, Gen, Link, Nic, NicOptions, REPLAY_RING, Wire};
 pub use self::installed::need;
 pub use self::netns::Namespace;
 pub use self::process::{Place, Process, START_MAX_S, folder, sleep, wait_for};

@@ -29,7 +29,7 @@ pub struct NicOptions {
 }
 
 /// Size of a replayed ring: so large that its guest polls only a few times per pass.
-const REPLAY_RING: &str = "8192";
+pub const REPLAY_RING: u16 = 8192;
 
 impl NicOptions {
     /// Returns the defaults of the program with a poll policy; MTU 1500, all offloads.
@@ -45,15 +45,16 @@ impl NicOptions {
         }
     }
 
-    /// Returns options of a generator that uses almost no CPU: `gen --replay`.
+    /// Returns options of a generator that uses almost no CPU: `gen --replay`, with rings of `size`
+    /// descriptors.
     ///
     /// # Errors
     /// Guests of the stage are not virtio.
-    pub fn replay(stage: &Stage) -> Result<Self, Fail> {
+    pub fn replay(stage: &Stage, size: u16) -> Result<Self, Fail> {
         if stage.proto != Proto::Virtio {
             return Err(Fail::Missing("--replay needs virtqueues: use --proto virtio".into()));
         }
-        let more = ["--replay", "--queue-size", REPLAY_RING].map(String::from);
+        let more = ["--replay", "--queue-size", &size.to_string()].map(String::from);
         Ok(Self { more: more.into(), ..Self::new("") })
     }
 

@@ -7,7 +7,9 @@ use super::pair::{self, receiver_class, worker_percent};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value, Verdict};
-use crate::stage::{Gen, NicOptions, Port, Proto, Switch, SwitchOptions, Window, sleep};
+use crate::stage::{
+    Gen, NicOptions, Port, Proto, REPLAY_RING, Switch, SwitchOptions, Window, sleep,
+};
 use crate::stats::paired::Estimate;
 use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
@@ -140,7 +142,7 @@ impl Study for Features {
         let guests = ["g0", "g1"].map(|name| Port::guest(stage, name, Proto::Virtio, ""));
         let ports = [&guests[..], &[Port::null("m")]].concat();
         let switch = Switch::start(stage, &SwitchOptions::new(stage, "spin"), &ports)?;
-        let options = NicOptions::replay(stage)?;
+        let options = NicOptions::replay(stage, REPLAY_RING)?;
         let class = receiver_class(stage);
         let mut sink = Gen::start_as(stage, 1, &guests[1], &options, "sink", class)?;
         switch.wait_up_while(2, || sink.check())?;

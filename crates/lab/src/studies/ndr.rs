@@ -21,7 +21,8 @@ mod search;
 
 /// The base: DPDK's forwarder without a look-up.
 const BASE: &str = "testpmd";
-const SWITCHES: [&str; 5] = [BASE, "ovs-dpdk", "pvswitch", "pvswitch-spin", "pvswitch-cross"];
+const SWITCHES: [&str; 8] =
+    [BASE, "ovs-dpdk", "vpp", "vpp-cross", "snabb", "pvswitch", "pvswitch-spin", "pvswitch-cross"];
 /// Bytes with FCS, as in RFC 2544, and sizes of `gen`, which are without.
 const SIZES: [(&str, &str); 3] = [("64", "60"), ("1518", "1514"), ("imix", "imix")];
 /// Largest loss at PDR, as a part.
@@ -130,7 +131,7 @@ const FACTS: Facts = Facts {
     original: None,
     measures: &MEASURES,
     takes_proto: false,
-    tools: &["dpdk-testpmd", "ovs-vsctl"],
+    tools: &["dpdk-testpmd", "ovs-vsctl", "vpp", "snabb"],
     together: None,
     // A twentieth is the least that a promise against a peer depends on.
     margin: 1.05,

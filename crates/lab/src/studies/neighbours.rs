@@ -7,8 +7,8 @@ use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value, Verdict};
 use crate::stage::{
-    Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
-    sleep, waited_ns,
+    Class, Count, Gen, NicOptions, Place, Port, Process, REPLAY_RING, Stage, Switch, SwitchOptions,
+    Window, sleep, waited_ns,
 };
 use crate::stats::paired::Estimate;
 use crate::stats::{Summary, jain};
@@ -386,7 +386,9 @@ fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
 
 /// Measures equal floods of guests that use almost no CPU, so that workers always have frames.
 fn equal_floods(run: &Run, options: &SwitchOptions, count: usize) -> Result<Figures, Fail> {
-    floods(run, options, &NicOptions::replay(run.stage)?, &vec![60; count], || Ok(Vec::new()))
+    floods(run, options, &NicOptions::replay(run.stage, REPLAY_RING)?, &vec![60; count], || {
+        Ok(Vec::new())
+    })
 }
 
 /// Measures floods, one of each frame size; `hogs` are started once all floods are connected.

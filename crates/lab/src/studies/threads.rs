@@ -11,8 +11,8 @@ use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::report::{Original, Verdict};
 use crate::stage::{
-    Count, Gen, NicOptions, Port, START_MAX_S, Snapshot, Stage, Switch, SwitchOptions, Window,
-    cpu_ns, sleep, wait_for,
+    Count, Gen, NicOptions, Port, REPLAY_RING, START_MAX_S, Snapshot, Stage, Switch, SwitchOptions,
+    Window, cpu_ns, sleep, wait_for,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
@@ -285,7 +285,7 @@ impl<'a> Case<'a> {
 
     fn start(&self, stage: &Stage, i: usize, port: &Port, mode: &str) -> Result<Gen, Fail> {
         let mut options = match self.load {
-            "replay" | "trunk" => NicOptions::replay(stage)?,
+            "replay" | "trunk" => NicOptions::replay(stage, REPLAY_RING)?,
             _ => NicOptions::new("event"),
         };
         if self.load == "trunk" && mode != SINK {

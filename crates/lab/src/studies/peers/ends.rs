@@ -1,13 +1,14 @@
 //! Back-ends that connect two guests: ours and other switches.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::built;
 use crate::error::Fail;
 use crate::machine::huge_pages_free;
 use crate::stage::{
-    Namespace, Nic, NicOptions, Place, Port, Process, Proto, START_MAX_S, Stage, Switch,
-    SwitchOptions, cpu_ns, need, wait_for,
+    Namespace, Nic, NicOptions, Place, Port, Process, Proto, REPLAY_RING, START_MAX_S, Stage,
+    Switch, SwitchOptions, cpu_ns, need, wait_for,
 };
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
@@ -19,8 +20,6 @@ const BRIDGE: &str = "\
     -- add-port br0 v1 -- set interface v1 type=dpdkvhostuser";
 /// `pmd-maxsleep` of Open vSwitch where its poll thread may sleep, in us.
 const OVS_SLEEP_US: u32 = 500;
-/// Program of rust-vmm's vhost-user back-end: one port to one TAP interface.
-const RUST_VMM: &str = "vhost_user_net";
 /// Number of 2 MiB huge pages that a DPDK program needs.
 const HUGE_PAGES: u64 = 300;
 
@@ -36,8 +35,9 @@ pub struct Nets {
 }
 
 /// Part of a set-up, which ends when it is dropped.
-enum Part {
+pub(super) enum Part {
     Process { _it: Process },
+    Cache { _it: built::Cache },
     Switch { it: Switch },
     Bridge { _it: Namespace },
 }
@@ -49,7 +49,7 @@ impl Nets {
             "pvswitch" => Self::ours(stage, peer),
             "bridge" => Self::bridge(stage),
             "vde" => Self::vde(stage),
-            "rust-vmm" => Err(rust_vmm()),
+            "rust-vmm" => Err(built::rust_vmm()),
             _ => Err(Fail::Cell(format!("peer {peer} does not connect namespaces"))),
         }
     }
@@ -136,7 +136,9 @@ pub struct Sockets {
     pub both: Port,
     /// Process id of the back-end.
     pub backend: u32,
-    parts: Vec<Part>,
+    /// Size of rings that are replayed, at which the back-end does well.
+    pub replay_ring: u16,
+    pub(super) parts: Vec<Part>,
 }
 
 impl Sockets {
@@ -147,12 +149,15 @@ impl Sockets {
                 let (ports, both) = Port::many(stage, "g", stage.proto, 2)?;
                 let switch = start_ours(stage, peer, &ports)?;
                 let backend = switch.id();
-                Ok(Self { ports, both, backend, parts: vec![Part::Switch { it: switch }] })
+                let parts = vec![Part::Switch { it: switch }];
+                Ok(Self { ports, both, backend, replay_ring: REPLAY_RING, parts })
             }
             "testpmd" => Self::testpmd(stage),
             "ovs-dpdk" => Self::ovs(stage, 0),
             "ovs-dpdk-sleep" => Self::ovs(stage, OVS_SLEEP_US),
-            "rust-vmm" => Err(rust_vmm()),
+            "vpp" | "vpp-cross" => built::vpp(stage, peer),
+            "snabb" => built::snabb(stage),
+            "rust-vmm" => Err(built::rust_vmm()),
             _ => Err(Fail::Cell(format!("peer {peer} has no vhost-user sockets"))),
         }
     }
@@ -165,10 +170,16 @@ impl Sockets {
         })
     }
 
+    /// Ports of a program that connects them.
+    pub(super) fn of_rival(ports: Vec<Port>, both: Port, process: Process) -> Self {
+        let backend = process.id();
+        let parts = vec![Part::Process { _it: process }];
+        Self { ports, both, backend, replay_ring: REPLAY_RING, parts }
+    }
+
     fn testpmd(stage: &Stage) -> Result<Self, Fail> {
         need("dpdk-testpmd")?;
         let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
-        let path = |port: &Port| port.connect.replacen("vhost-user:", "", 1);
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let mut words = format!(
             "-v -l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
@@ -176,24 +187,20 @@ impl Sockets {
             stage.unique("lab"),
             memory()
         );
-        for (i, port) in ports.iter().enumerate() {
-            words += &format!(" --vdev net_vhost{i},iface={}", path(port));
+        for (i, socket) in paths(&ports).iter().enumerate() {
+            words += &format!(" --vdev net_vhost{i},iface={}", socket.display());
         }
         words += " -- --forward-mode=io --auto-start --nb-cores=1 --total-num-mbufs=16384";
         let args: Vec<String> = words.split_whitespace().map(String::from).collect();
         let mut process =
             start_rival(stage, ["testpmd", "dpdk-testpmd"], &args, &Place::default())?;
-        wait_for("testpmd's sockets", START_MAX_S, || {
-            process.check()?;
-            Ok(ports.iter().all(|port| Path::new(&path(port)).exists()))
-        })?;
+        wait_sockets(&ports, &mut process)?;
         // Because of `-v`; it has no option that prints only that.
         let said = process.logged() + &process.printed();
         if let Some((_, version)) = said.lines().find_map(|line| line.split_once("RTE Version: ")) {
             stage.record_rival("testpmd", &["version", version.trim()]);
         }
-        let backend = process.id();
-        Ok(Self { ports, both, backend, parts: vec![Part::Process { _it: process }] })
+        Ok(Self::of_rival(ports, both, process))
     }
 
     /// Starts Open vSwitch; `sleep_us` is its `pmd-maxsleep`, the longest sleep of its poll thread.
@@ -256,13 +263,28 @@ impl Sockets {
         let both = Port { name: "g".into(), spec: String::new(), connect };
         let backend = daemon.id();
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
-        Ok(Self { ports, both, backend, parts })
+        Ok(Self { ports, both, backend, replay_ring: REPLAY_RING, parts })
     }
+}
+
+/// Paths of ports' sockets.
+pub(super) fn paths(ports: &[Port]) -> Vec<PathBuf> {
+    ports.iter().map(|port| port.connect.replacen("vhost-user:", "", 1).into()).collect()
+}
+
+/// Waits until a program has made its ports' sockets.
+pub(super) fn wait_sockets(ports: &[Port], process: &mut Process) -> Result<(), Fail> {
+    let sockets = paths(ports);
+    let what = format!("the sockets of {}", process.name);
+    wait_for(&what, START_MAX_S, || {
+        process.check()?;
+        Ok(sockets.iter().all(|socket| socket.exists()))
+    })
 }
 
 /// Starts a program of another switch and records its command line; `name` is that of the switch,
 /// then that of the program.
-fn start_rival(
+pub(super) fn start_rival(
     stage: &Stage,
     [name, program]: [&str; 2],
     args: &[String],
@@ -302,7 +324,7 @@ fn start_ours(stage: &Stage, peer: &str, ports: &[Port]) -> Result<Switch, Fail>
     Switch::start(stage, &options, ports)
 }
 
-fn cpu(cpus: &[usize]) -> usize {
+pub(super) fn cpu(cpus: &[usize]) -> usize {
     cpus.first().copied().unwrap_or(0)
 }
 
@@ -310,19 +332,6 @@ fn cpu(cpus: &[usize]) -> usize {
 fn memory() -> &'static str {
     let huge = huge_pages_free() >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
     if huge { "--in-memory -m 512" } else { "--no-huge --legacy-mem --no-shconf -m 512" }
-}
-
-/// Returns the reason why rust-vmm cannot be measured.
-fn rust_vmm() -> Fail {
-    let installed = need(RUST_VMM).is_ok();
-    Fail::Missing(if installed {
-        format!("{RUST_VMM} connects a guest and a TAP interface, not two guests")
-    } else {
-        format!(
-            "{RUST_VMM} (rust-vmm's vhost-user-backend) is not installed; no package has it: in \
-             the sources of cloud-hypervisor, run `cargo build --release -p {RUST_VMM}`"
-        )
-    })
 }
 
 /// Returns CPU time, in ns, and voluntary context switches of all threads of some processes.
