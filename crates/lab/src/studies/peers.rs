@@ -54,16 +54,16 @@ and the limit is the back end's; replay-1514, the same with the longest frames. 
 learning switch with the default policy (adaptive); pvswitch-spin never sleeps, like DPDK's \
 programs; pvswitch-cross connects its two ports directly, like testpmd (net_vhost, io); ovs-dpdk \
 is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500; \
-vpp is a learning bridge domain, and vpp-cross a cross-connect; snabb connects its two ports directly. \
-bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that are never \
+vpp is a learning bridge domain, and vpp-cross a cross-connect; snabb connects its two ports \
+directly. bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that are never \
 segmented, and there is no boundary of a virtual machine, so it is an upper bound rather than a \
 competitor. vde is vde_switch with vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, because the sender does its work. \
 All CPUs: the total of guests and back end. Wake-ups: how often threads of the back end slept and \
 were woken. Latencies are from generator to generator, or of a ping's round trip. DPDK's programs \
-use huge pages where enough are free, else normal pages; Snabb does not run without. Rings that are \
-replayed have 8192 descriptors, Snabb's 1024: of more it drops most frames.";
+use huge pages where enough are free, else normal pages; Snabb does not run without. Rings that \
+are replayed have 8192 descriptors, Snabb's 1024: of more it drops most frames.";
 
 /// The study.
 pub struct Peers;

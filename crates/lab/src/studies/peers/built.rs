@@ -46,8 +46,8 @@ pub(super) fn rust_vmm() -> Fail {
     })
 }
 
-/// Starts VPP: `vpp`, a learning bridge domain; `vpp-cross`, connected directly. It polls: its other
-/// modes can be set for connected guests only.
+/// Starts VPP: `vpp`, a learning bridge domain; `vpp-cross`, connected directly. It polls: its
+/// other modes can be set for connected guests only.
 pub(super) fn vpp(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     need_built("vpp")?;
     let dir = subfolder(stage, "vpp")?;
@@ -115,7 +115,9 @@ pub(super) fn snabb(stage: &Stage) -> Result<Sockets, Fail> {
             "engine.configure(c)",
             // Else each port waits for its guest before the other one does anything.
             "local fcntl = require('syscall').fcntl",
-            "for _, app in pairs(engine.app_table) do fcntl(app.listen_socket, 'setfl', 'nonblock') end",
+            "for _, app in pairs(engine.app_table) do",
+            "  fcntl(app.listen_socket, 'setfl', 'nonblock')",
+            "end",
             "engine.busywait = true",
             "engine.main()",
         ]
