@@ -19,6 +19,7 @@ mod queue;
 mod rates;
 mod run;
 mod slow;
+mod software;
 mod span;
 mod stalled;
 mod storm;
@@ -28,8 +29,6 @@ mod wire;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-
-use shm::Seg;
 
 use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
@@ -60,7 +59,6 @@ use crate::steering::Steering;
 use crate::tenant::{Admitted, Sender, Tenants};
 use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
-use crate::vnet::{GSO_NONE, VnetHdr};
 
 /// Shortest frame: addresses and type.
 const ETHERNET_LEN: u32 = 14;
@@ -365,6 +363,10 @@ impl Forwarder {
         let queue = from.queue % active;
         let at = self.group_for(QueueId { port: to, queue });
         let picks = &mut self.groups[at].picks;
+        if !burst.has_offloads() && burst.frames.iter().all(|frame| frame.len >= ETHERNET_LEN) {
+            picks.extend(0..burst.frames.len() as u16);
+            return;
+        }
         let mut left = None;
         for (i, frame) in burst.frames.iter().enumerate() {
             if frame.len < ETHERNET_LEN {
@@ -412,22 +414,34 @@ impl Forwarder {
     ) {
         let mut rules = if RULED { rules } else { None };
         let time = Time { now, now_s: now.periods(Ns::from_secs(1)) as u32 };
-        burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
+        // Rules and flows need whole heads.
+        if RULED || sender.is_some() {
+            burst.snapshot()
+        } else {
+            burst.snapshot_starts()
+        }
         let mut left = None;
         let mut last = LastGroup::default();
         let mut run = Run::default();
-        for i in 0..burst.frames.len() {
+        let mut next = 0;
+        while next < burst.frames.len() {
+            let i = next;
+            next += 1;
             if burst.loses(i) {
                 continue;
             }
-            let head = burst.head(i);
-            let start = head.first_chunk().copied();
+            let start = if RULED { burst.head(i).first_chunk().copied() } else { burst.start(i) };
             if let Some(at) = run.group_of(start) {
+                if !RULED && let Some(same) = burst.same_starts(i) {
+                    next = i + same;
+                    self.groups[at].picks.extend(i as u16..next as u16);
+                    continue;
+                }
                 // Its addresses and its tag are permitted; the rest of it may not be.
                 if let Some(rules) = &mut rules
-                    && rules.admit(head, &burst.frames[i], &from.stats).is_none()
+                    && rules.admit(burst.head(i), &burst.frames[i], &from.stats).is_none()
                 {
                     continue;
                 }
@@ -439,6 +453,7 @@ impl Forwarder {
                 continue;
             }
             run = Run::default();
+            let head = burst.head(i);
             let (Some(dst), Some(src)) = (flow::dst_mac(head), flow::src_mac(head)) else {
                 from.stats.drops_runt.add(1);
                 continue;
@@ -462,6 +477,11 @@ impl Forwarder {
                 continue;
             }
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, time.now_s) };
+            let parses = to.is_none_or(|to| !self.has_one_queue(to));
+            if parses && burst.has_starts() {
+                burst.snapshot();
+                flow = Flow { head: burst.head(i), vlan, hash: None, time };
+            }
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) if rules.as_mut().is_some_and(|r| !r.may_reach(to, vid, &from.stats)) => {}
@@ -604,6 +624,9 @@ impl Forwarder {
         }
         let mut to = port.lock(group.to.queue);
         let egress = to.egress;
+        if burst.has_starts() && !to.queue.accepts_starts() {
+            burst.snapshot();
+        }
         if self.made.exceeds() {
             self.limit_copies(from, group, burst, &to.queue.offloads());
         }
@@ -723,60 +746,6 @@ impl Forwarder {
             }
         }
         (done, None)
-    }
-
-    /// Segments or checksums one frame in software. False: it does not fit now.
-    fn put_in_software(
-        &mut self,
-        queue: &mut dyn Egress,
-        egress: &EgressQueue,
-        from: &Senders<'_>,
-        pick: u16,
-        burst: &Burst<'_>,
-    ) -> Result<bool, Fault> {
-        let i = usize::from(pick);
-        let frame = &burst.frames[i];
-        let takes = queue.offloads();
-        let head = burst.head(i);
-        let Ok(plan) = offload::plan(head, frame.len, &frame.hdr, &takes) else {
-            from.drops_bad_gso(pick);
-            return Ok(true);
-        };
-        // All segments or none: a frame delivered in part would be sent again as a whole. A peer
-        // that can never have room for all of them gets those that fit.
-        if queue.room(plan.len_max, plan.frames)? < plan.frames {
-            egress.stats.full.add(1);
-            return Ok(false);
-        }
-        let mut body = Vec::new();
-        offload::after(burst.segs(frame), head.len(), &mut body);
-        let (mut fault, mut cut, mut put) = (None, false, 0);
-        let mut emit = |head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr| {
-            let fits = queue.put_parts(head, body, hdr).unwrap_or_else(|f| {
-                fault = Some(f);
-                false
-            });
-            cut |= !fits;
-            put += u64::from(fits);
-            fits
-        };
-        let (len, hdr) = (frame.len, &frame.hdr);
-        let made = offload::resolve(head, &body, len, hdr, &takes, &mut self.scratch, &mut emit);
-        let segments = frame.hdr.gso_type != GSO_NONE && plan.frames > 1;
-        if segments {
-            // Those before a fault as well: they were delivered.
-            egress.stats.segmented.add(put);
-        }
-        if let Some(fault) = fault {
-            return Err(fault);
-        }
-        match made {
-            Ok(_) if segments => egress.stats.gso_segmented.add(u64::from(!cut)),
-            Ok(made) => egress.stats.checksummed.add(made as u64),
-            Err(_) => from.drops_bad_gso(pick),
-        }
-        egress.stats.drops_no_room.add(u64::from(cut));
-        Ok(true)
     }
 }
 

@@ -8,6 +8,11 @@ use crate::vnet::VnetHdr;
 
 /// Bytes of each frame copied to private memory for parsing.
 pub const HEAD_LEN: usize = 128;
+/// Bytes of each frame that a switch without rules parses: both addresses, and the EtherType or a
+/// whole VLAN tag.
+pub const START_LEN: usize = 16;
+/// A frame's first bytes.
+pub(crate) type Start = [u8; START_LEN];
 /// Longest head with a changed VLAN tag.
 pub(crate) const RETAGGED_LEN: usize = HEAD_LEN + 4;
 /// Most frames in a burst.
@@ -48,6 +53,9 @@ pub struct Burst<'m> {
     heads_lent: &'m mut [[u8; HEAD_LEN]],
     /// Number of frames in the snapshot.
     snapshot_of: usize,
+    /// Private copy of each frame's first bytes, after [`snapshot_starts`](Self::snapshot_starts),
+    /// until there is a snapshot.
+    starts: Vec<Start>,
     /// Whether segments may be granted.
     lent: bool,
     /// Private memory for fetched frames.
@@ -69,6 +77,17 @@ pub struct Burst<'m> {
     left: usize,
     /// Whether a frame has offloads.
     has_offloads: bool,
+}
+
+/// Private copies of frames' first bytes.
+#[derive(Clone, Copy)]
+pub enum Heads<'b> {
+    /// None were made.
+    None,
+    /// Of [`START_LEN`] bytes.
+    Starts(&'b [[u8; START_LEN]]),
+    /// Of up to [`HEAD_LEN`] bytes: as many as the frame has.
+    Whole(&'b [[u8; HEAD_LEN]]),
 }
 
 /// Capacity for segments kept between bursts: enough for the largest burst of any port.
@@ -321,11 +340,91 @@ impl<'m> Burst<'m> {
             self.snapshot_of = self.frames.len();
             return;
         }
+        if !self.starts.is_empty() {
+            return self.extend_starts();
+        }
         for (frame, head) in self.frames.iter().zip(&mut self.heads) {
             let first = frame.seg_first as usize;
             read_head(&self.segs[first..first + usize::from(frame.seg_count)], head);
         }
         self.snapshot_of = self.frames.len();
+    }
+
+    /// Makes frames' heads of their starts, which were parsed and are not read again, and of what
+    /// follows in their segments.
+    #[cold]
+    fn extend_starts(&mut self) {
+        for ((frame, head), start) in self.frames.iter().zip(&mut self.heads).zip(&self.starts) {
+            let (begin, mut rest) = head.split_at_mut(START_LEN);
+            begin.copy_from_slice(start);
+            let (first, mut skip) = (frame.seg_first as usize, START_LEN as u32);
+            for seg in &self.segs[first..first + usize::from(frame.seg_count)] {
+                let after = seg.skip(skip);
+                skip -= seg.len() - after.len();
+                let read = after.read(rest);
+                rest = &mut rest[read..];
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        }
+        self.starts.clear();
+        self.snapshot_of = self.frames.len();
+    }
+
+    /// Copies every frame's first [`START_LEN`] bytes to private memory, if nothing beyond them is
+    /// parsed; otherwise, or if a frame begins with a shorter segment, takes a
+    /// [`snapshot`](Self::snapshot). That can also be taken later.
+    #[inline]
+    pub fn snapshot_starts(&mut self) {
+        if self.snapshot_of == self.frames.len() {
+            return;
+        }
+        if !self.lent && !self.has_offloads {
+            let Self { frames, segs, starts, .. } = self;
+            starts.clear();
+            let start = |frame: &Frame| {
+                (frame.seg_count > 0).then(|| segs[frame.seg_first as usize].first())
+            };
+            starts.extend(frames.iter().map_while(|frame| start(frame).flatten()));
+            if starts.len() == frames.len() {
+                return;
+            }
+            starts.clear();
+        }
+        self.snapshot();
+    }
+
+    /// Whether only starts were copied.
+    #[inline]
+    pub fn has_starts(&self) -> bool {
+        !self.starts.is_empty()
+    }
+
+    /// Number of frames from `i` on with the start of frame `i`, if only starts were copied: then
+    /// none has offloads. `None`, too, if a frame is excluded.
+    #[inline]
+    pub(crate) fn same_starts(&self, i: usize) -> Option<usize> {
+        let start = self.starts.get(i).filter(|_| !self.any_excluded())?;
+        Some(self.starts[i..].iter().take_while(|other| *other == start).count())
+    }
+
+    /// What was copied of all frames.
+    #[inline]
+    pub fn all_heads(&self) -> Heads<'_> {
+        if self.snapshot_of > 0 {
+            Heads::Whole(self.heads())
+        } else if self.has_starts() {
+            Heads::Starts(&self.starts)
+        } else {
+            Heads::None
+        }
+    }
+
+    /// The private copy of frame `i`'s first bytes, if it has as many.
+    #[inline]
+    pub(crate) fn start(&self, i: usize) -> Option<Start> {
+        self.starts.get(i).copied().or_else(|| self.head(i).first_chunk().copied())
     }
 
     /// Makes a private copy of frame `i`: its head as it was parsed, and the rest as it is now.
@@ -350,11 +449,12 @@ impl<'m> Burst<'m> {
         self.push_at(first, 1, bytes.len() as u32, hdr);
     }
 
-    /// The private copy of frame `i`'s first bytes; empty if no snapshot was taken.
+    /// The private copy of frame `i`'s first bytes: up to [`HEAD_LEN`], or its
+    /// [start](Self::snapshot_starts); empty if neither was copied.
     #[inline]
     pub fn head(&self, i: usize) -> &[u8] {
         if i >= self.snapshot_of {
-            return &[];
+            return self.starts.get(i).map_or(&[], |start| &start[..]);
         }
         let len = (self.frames[i].len as usize).min(HEAD_LEN);
         &self.heads()[i][..len]
@@ -367,6 +467,7 @@ impl<'m> Burst<'m> {
 
     /// The same, mutable: a port may fix up the head before it is parsed.
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
+        debug_assert!(self.starts.is_empty(), "it was parsed");
         let len = self.head(i).len();
         let is_own = self.heads_lent.len() < self.snapshot_of;
         let heads = if is_own { &mut self.heads[..] } else { &mut *self.heads_lent };
@@ -375,15 +476,16 @@ impl<'m> Burst<'m> {
 
     /// Returns the same allocations for another burst, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Burst<'n> {
-        let Self { mut frames, mut segs, heads, copies, .. } = self;
+        let Self { mut frames, mut segs, mut starts, heads, copies, .. } = self;
         frames.clear();
         segs.clear();
+        starts.clear();
         if segs.capacity() > SEGS_KEPT {
             segs.shrink_to(SEGS_KEPT);
         }
         // Collecting an empty vector in place keeps its allocation.
         let segs = segs.into_iter().map(|_| Seg::EMPTY).collect();
-        Burst { frames, segs, heads, copies: copies.recycle(), ..Burst::default() }
+        Burst { frames, segs, heads, starts, copies: copies.recycle(), ..Burst::default() }
     }
 }
 

@@ -75,6 +75,12 @@ pub trait Egress: Send {
     /// others get frames in private memory.
     fn accepts_granted(&self) -> bool;
 
+    /// Whether frames' heads may be [starts](Burst::snapshot_starts): not for a port for which each
+    /// part of a frame costs more than a copy does.
+    fn accepts_starts(&self) -> bool {
+        false
+    }
+
     /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers from
     /// the private copies. Stops at the first that does not fit now. Returns the number handled:
     /// delivered, or dropped and counted because the peer could never accept them. Nothing is

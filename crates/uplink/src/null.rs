@@ -64,6 +64,10 @@ impl Egress for NullEgress {
         false
     }
 
+    fn accepts_starts(&self) -> bool {
+        true
+    }
+
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         let len = |pick: &u16| u64::from(burst.frames[usize::from(*pick)].len);
         self.stats.groups.add(1);

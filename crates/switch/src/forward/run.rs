@@ -1,6 +1,7 @@
 //! What is remembered from frame to frame of a burst: most have the addresses of the one before.
 
 use crate::fdb::PortId;
+use crate::frame::Start;
 
 /// Destination of the previous frame; its group, if all frames for that port are in it.
 #[derive(Default)]
@@ -13,9 +14,6 @@ impl LastGroup {
         matches!(self.0, Some((port, Some(_))) if port == to)
     }
 }
-
-/// Start of a frame: both addresses, and the EtherType or a whole VLAN tag, if there is one.
-pub(super) type Start = [u8; 16];
 
 /// Frames in sequence with one start: all are for one group, and nothing is learned from them.
 #[derive(Default)]

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 
 use proptest::prelude::*;
+use shm::Seg;
 
 use super::*;
 use crate::direct::Direct;
@@ -12,7 +13,7 @@ use crate::fdb::Mac;
 use crate::frame::BURST_MAX;
 use crate::poll::Policy;
 use crate::stats::EgressStats;
-use crate::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads};
+use crate::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 
 const SECOND: Ns = Ns::from_secs(1);
 const MS: Ns = Ns::from_ms(1);
@@ -22,6 +23,8 @@ const ENDLESS: usize = usize::MAX;
 /// An egress queue in memory.
 struct FakeEgress {
     takes: Offloads,
+    /// Whether heads may be starts.
+    starts: bool,
     /// Frames that fit.
     room: usize,
     /// Most frames for which it can report room.
@@ -85,6 +88,10 @@ impl Egress for FakeEgress {
 
     fn accepts_granted(&self) -> bool {
         false
+    }
+
+    fn accepts_starts(&self) -> bool {
+        self.starts
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -257,6 +264,7 @@ fn fake() -> (Arc<Mutex<FakeEgress>>, Arc<EgressStats>) {
     let stats = Arc::new(EgressStats::default());
     let fake = FakeEgress {
         takes: Offloads::ALL,
+        starts: true,
         room: ENDLESS,
         looks: ENDLESS,
         asked: 0,

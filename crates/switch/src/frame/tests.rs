@@ -1,4 +1,4 @@
-//! Tests of bursts with granted segments.
+//! Tests of bursts: granted segments, and private copies of heads.
 
 use std::sync::{Arc, Mutex};
 
@@ -131,4 +131,60 @@ fn fetched_pages_are_page_aligned_if_there_is_room() {
         let room = arena_len > 3 * 20_000;
         assert!(if room { aligned == 3 } else { aligned < 3 }, "{aligned} with room: {room}");
     }
+}
+
+#[test]
+fn snapshot_keeps_what_was_copied_as_starts() {
+    let (before, after) = ([0xaa; 200], [0xbb; 200]);
+    let mut burst = Burst::default();
+    push(&mut burst, &[Seg::of(&before)]);
+    push(&mut burst, &[Seg::of(&before[..20]), Seg::of(&before[..70])]);
+    burst.snapshot_starts();
+    assert!(burst.has_starts());
+    assert_eq!((burst.head(0), burst.start(1)), (&[0xaa; START_LEN][..], Some([0xaa; START_LEN])));
+    // The sender changes its frames.
+    burst.segs.iter_mut().for_each(|seg| *seg = Seg::of(&after[..seg.len() as usize]));
+    burst.snapshot();
+    assert!(!burst.has_starts());
+    for (i, len) in [(0, HEAD_LEN), (1, 90)] {
+        let head = burst.head(i);
+        assert_eq!(head[..START_LEN], [0xaa; START_LEN]);
+        assert_eq!(head[START_LEN..], vec![0xbb; len - START_LEN]);
+        assert_eq!(burst.copy_of(i)[..len], *head);
+    }
+}
+
+#[test]
+fn starts_suffice_only_where_nothing_else_is_parsed() {
+    let bytes = [0xaa; 200];
+    let split = [Seg::of(&bytes[..START_LEN - 1]), Seg::of(&bytes)];
+    let csum = VnetHdr { flags: crate::vnet::NEEDS_CSUM, ..VnetHdr::NONE };
+    for (segs, hdr) in [(&split[..], VnetHdr::NONE), (&split[1..], csum)] {
+        let mut burst = Burst::of(&bytes);
+        push(&mut burst, segs);
+        burst.set_hdr(1, hdr);
+        burst.snapshot_starts();
+        assert!(!burst.has_starts());
+        assert_eq!((burst.head(0).len(), burst.head(1).len()), (HEAD_LEN, HEAD_LEN));
+    }
+    let mut burst = Burst::of(&bytes);
+    burst.snapshot();
+    burst.snapshot_starts();
+    assert_eq!(burst.head(0).len(), HEAD_LEN, "it has whole heads already");
+}
+
+#[test]
+fn frames_of_one_start_are_counted_up_to_another_or_an_excluded_one() {
+    let (one, other) = ([1; 60], [2; 60]);
+    let mut burst = Burst::of(&one);
+    for frame in [&one, &one, &other, &one] {
+        push(&mut burst, &[Seg::of(frame)]);
+    }
+    burst.snapshot_starts();
+    assert_eq!([0, 1, 3, 4].map(|i| burst.same_starts(i)), [Some(3), Some(2), Some(1), Some(1)]);
+    burst.refuse(2);
+    assert_eq!(burst.same_starts(0), None);
+    burst = burst.recycle();
+    push(&mut burst, &[Seg::of(&one)]);
+    assert!(!burst.has_starts() && burst.same_starts(0).is_none());
 }

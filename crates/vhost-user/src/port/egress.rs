@@ -8,7 +8,7 @@ use ring::virtq::{Armed, Buf, Chain, DeviceQueue, RingLog, Taken};
 use shm::{Copies, GuestMemory, Marks, Seg, SegMut};
 use switch::account::burst::{DESCS_MAX, SEGS_MAX};
 use switch::direct::Direct;
-use switch::frame::{BURST_MAX, Burst};
+use switch::frame::{BURST_MAX, Burst, HEAD_LEN, Heads};
 use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
@@ -257,7 +257,12 @@ impl VirtioEgress {
     /// `ONE_SEG`: is one segment; returns their number. The first other frame, or one without a
     /// buffer, is left to [`deliver`](Self::deliver).
     #[inline(always)]
-    fn put_simple<const ONE_SEG: bool>(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+    fn put_simple<'b, const ONE_SEG: bool>(
+        &mut self,
+        burst: &'b Burst<'_>,
+        picks: &[u16],
+        head: impl Fn(usize, u32) -> &'b [u8],
+    ) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
         // For the compiler, a store to guest memory may alias anything: what is not a local is
@@ -284,11 +289,7 @@ impl VirtioEgress {
             } else {
                 to.update_u16(last);
             }
-            let head = burst.head(usize::from(*pick));
-            if !head.is_empty() {
-                to.write(head);
-            }
-            let mut skip = head.len() as u32;
+            let mut skip = to.write(head(usize::from(*pick), frame.len));
             for seg in if ONE_SEG { &body[..1] } else { body } {
                 let rest = seg.skip(skip);
                 skip -= seg.len() - rest.len();
@@ -315,7 +316,19 @@ impl VirtioEgress {
     /// The same for frames of any number of segments: out of line, as it slowed the usual loop.
     #[inline(never)]
     fn put_segs(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
-        self.put_simple::<false>(burst, picks)
+        self.put_simple::<false>(burst, picks, |pick, _| burst.head(pick))
+    }
+
+    /// As [`put_simple`](Self::put_simple), with a loop for each kind of heads.
+    #[inline(always)]
+    fn put_one_segs(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+        match burst.all_heads() {
+            Heads::None => self.put_simple::<true>(burst, picks, |_, _| &[]),
+            Heads::Starts(starts) => self.put_simple::<true>(burst, picks, |pick, _| &starts[pick]),
+            Heads::Whole(heads) => self.put_simple::<true>(burst, picks, |pick, len| {
+                &heads[pick][..HEAD_LEN.min(len as usize)]
+            }),
+        }
     }
 
     /// As [`put`](Egress::put), for frames of which some are in granted memory.
@@ -592,6 +605,10 @@ impl Egress for VirtioEgress {
         true
     }
 
+    fn accepts_starts(&self) -> bool {
+        true
+    }
+
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         if !self.is_up() {
             self.stats.drops_down.add(picks.len() as u64);
@@ -605,7 +622,7 @@ impl Egress for VirtioEgress {
         }
         let mut done = 0;
         while done < picks.len() {
-            done += self.put_simple::<true>(burst, &picks[done..]);
+            done += self.put_one_segs(burst, &picks[done..]);
             done += self.put_segs(burst, &picks[done..]);
             let Some(pick) = picks.get(done) else { break };
             if !self.put_one(burst, *pick, done == 0, None)? {

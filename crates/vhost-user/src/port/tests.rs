@@ -7,7 +7,9 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
 
 use ring::virtq::Buf;
 use shm::Seg;
-use switch::frame::{BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN, SEGS_MAX};
+use switch::frame::{
+    BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN, SEGS_MAX, START_LEN,
+};
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
 use switch::time::Instant;

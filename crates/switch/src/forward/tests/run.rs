@@ -107,16 +107,23 @@ fn run() -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    /// The frames one by one take the generic path, with whole heads.
     #[test]
     fn burst_has_the_effect_of_its_frames_one_by_one(
         queues in 1..3_u16,
+        starts in prop::bool::weighted(0.7),
         of in of(),
         runs in prop::collection::vec(run(), 1..12),
     ) {
         let frames = runs.concat();
         let (mut together, mut apart) = (rig(queues, of), rig(queues, of));
+        together.egress.iter().flatten().for_each(|queue| queue.lock().unwrap().starts = starts);
         together.send(0, &frames);
-        frames.iter().for_each(|frame| apart.send(0, std::slice::from_ref(frame)));
+        for frame in &frames {
+            let mut burst = Burst::of(frame);
+            burst.snapshot();
+            apart.forward(0, &mut burst);
+        }
         prop_assert_eq!(effect(&mut together), effect(&mut apart));
         let addresses = |rig: &Rig| rig.fdb.entries(1).len();
         prop_assert_eq!(addresses(&together), addresses(&apart));

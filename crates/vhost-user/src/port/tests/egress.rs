@@ -1,5 +1,7 @@
 //! Tests of the receive queue.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 pub(super) struct Rx {
@@ -108,17 +110,21 @@ impl Rx {
 
 #[test]
 fn bytes_that_were_parsed_are_delivered_as_copied_whatever_the_sender_writes_then() {
+    let cuts = [&[12][..], &[], &[12, 14, 20, 50], &[12, HEAD_LEN], &[12, HEAD_LEN - 1, 2]];
+    let lens = [60, HEAD_LEN - 1, HEAD_LEN, HEAD_LEN + 1, 1000];
+    let mut seen = BTreeSet::new();
     for features in kinds() {
-        for cuts in [&[12][..], &[], &[12, 14, 20, 50], &[12, HEAD_LEN], &[12, HEAD_LEN - 1, 2]] {
-            for len in [60, HEAD_LEN - 1, HEAD_LEN, HEAD_LEN + 1, 1000] {
+        for (cuts, len) in cuts.iter().flat_map(|cuts| lens.map(|len| (*cuts, len))) {
+            for hdr in [TSO, VnetHdr::NONE] {
                 let (mut tx, mut rx) = (Tx::with(features, format()), Rx::with(features, format()));
                 rx.post(&[2000]);
                 let sent = frame(len, 1);
-                tx.chain(&[&TSO.bytes()[..], &[0, 0], &sent[..]].concat(), cuts);
+                tx.chain(&[&hdr.bytes()[..], &[0, 0], &sent[..]].concat(), cuts);
                 let (memory, end) = (Arc::clone(&tx.guest.memory), tx.guest.at);
-                let mut copy = Box::default();
+                let (mut copy, mut parsed) = (Box::default(), 0);
                 let taken = tx.ingress.burst(64, NOW, &mut tx.scratch, &mut |burst| {
-                    burst.snapshot();
+                    burst.snapshot_starts();
+                    parsed = if burst.has_starts() { START_LEN } else { HEAD_LEN };
                     write(&memory, BUFFERS, &vec![0xff; (end - BUFFERS) as usize]);
                     copy = burst.copy_of(0);
                     assert_eq!(rx.egress.put(burst, &[0]), Ok(1));
@@ -126,14 +132,18 @@ fn bytes_that_were_parsed_are_delivered_as_copied_whatever_the_sender_writes_the
                 assert!(taken.is_ok());
                 rx.egress.flush();
                 let mut want = sent;
-                if let Some(payload) = want.get_mut(HEAD_LEN..) {
+                if let Some(payload) = want.get_mut(parsed..) {
                     payload.fill(0xff);
                 }
                 assert_eq!(*copy, want[..], "{features:?} {cuts:?} {len}");
-                assert_eq!(rx.take_found(12), [Found { hdr: TSO, chains: 1, bytes: want }]);
+                assert_eq!(rx.take_found(12), [Found { hdr, chains: 1, bytes: want }]);
+                seen.insert((hdr == TSO, parsed));
             }
         }
     }
+    // Frames without offloads that begin with a short segment have whole heads, too.
+    let all = [(false, START_LEN), (false, HEAD_LEN), (true, HEAD_LEN)];
+    assert_eq!(seen, all.into_iter().collect());
 }
 
 #[test]
