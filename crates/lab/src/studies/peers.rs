@@ -55,9 +55,9 @@ learning switch with the default policy (adaptive); pvswitch-spin never sleeps, 
 programs; pvswitch-cross connects its two ports directly, like testpmd (net_vhost, io); ovs-dpdk \
 is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500; \
 vpp is a learning bridge domain, and vpp-cross a cross-connect; snabb connects its two ports \
-directly. bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that are never \
-segmented, and there is no boundary of a virtual machine, so it is an upper bound rather than a \
-competitor. vde is vde_switch with vde_plug2tap in each namespace.
+directly. bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that \
+are never segmented, and there is no boundary of a virtual machine, so it is an upper bound \
+rather than a competitor. vde is vde_switch with vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, because the sender does its work. \
 All CPUs: the total of guests and back end. Wake-ups: how often threads of the back end slept and \
