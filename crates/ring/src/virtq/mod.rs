@@ -349,9 +349,8 @@ enum NextDesc {
 pub struct Used {
     /// The id that `add` gave.
     pub id: u16,
-    /// Bytes the device says it wrote; at most what the chain can hold. Without meaning for a chain
-    /// that the device only reads. An in-order device may report it only for the last chain of a
-    /// batch; the others have 0.
+    /// Bytes the device says it wrote; at most what the chain can hold, so 0 if it is only read. An
+    /// in-order device may report it only for the last chain of a batch; the others have 0.
     pub len: u32,
 }
 

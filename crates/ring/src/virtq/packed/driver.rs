@@ -197,7 +197,7 @@ impl PackedDriver {
         let start = out.len();
         while out.len() - start < max && self.has_used_acquire() {
             let at = self.used.offset();
-            let len = self.parts.desc.load_u32(at + 8);
+            let mut len = self.parts.desc.load_u32(at + 8);
             let id = Untrusted::new(self.parts.desc.load_u16(at + 12));
             let id = id.check_below(self.parts.size);
             let id = id.map_err(|id| Malformed::UsedId(u32::from(id)))?;
@@ -211,9 +211,12 @@ impl PackedDriver {
             }
             self.release(id)?;
             let room = self.shadow[usize::from(id)].room;
-            // The length of a buffer that the device only reads is ignored (virtio 1.3, 2.8.5).
-            if len > room && room > 0 {
-                return Err(Malformed::UsedLen(len));
+            if len > room {
+                if room > 0 {
+                    return Err(Malformed::UsedLen(len));
+                }
+                // The length of a buffer that the device only reads is ignored (virtio 1.3, 2.8.5).
+                len = 0;
             }
             out.push(Used { id, len });
         }

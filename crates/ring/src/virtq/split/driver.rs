@@ -164,7 +164,7 @@ impl SplitDriver {
         while self.used_next != used && out.len() - start < max {
             let at = self.parts.used_element(self.used_next);
             let id = Untrusted::new(self.parts.used.load_u32(at));
-            let len = self.parts.used.load_u32(at + 4);
+            let mut len = self.parts.used.load_u32(at + 4);
             let id = id.check_below(u32::from(self.parts.size)).map_err(Malformed::UsedId)?;
             let head = u16::try_from(id).expect("below the ring's size");
             if self.features.in_order {
@@ -174,9 +174,13 @@ impl SplitDriver {
                 self.used_next = self.used_next.plus(1);
             }
             let room = self.shadow[usize::from(head)].room;
-            // Devices also write the length of a buffer that they only read (virtio 1.3, 2.7.8.1).
-            if self.checks && len > room && room > 0 {
-                return Err(Malformed::UsedLen(len));
+            if self.checks && len > room {
+                if room > 0 {
+                    return Err(Malformed::UsedLen(len));
+                }
+                // Devices also write the length of a buffer that they only read (virtio 1.3,
+                // 2.7.8.1).
+                len = 0;
             }
             out.push(Used { id: head, len });
         }
