@@ -587,11 +587,12 @@ def read_iperf3(text):
 
 
 def iperf3(address, *options, seconds=4, netns=None, port=5201, timeout_s=None):
-    """Runs an iperf3 client against a server that listens already."""
-    command = ["iperf3", "-J", "-c", address, "-p", port, "-t", seconds, *options]
+    """Runs an iperf3 client against a server that listens already; without `seconds`, `options` say how much it sends."""
+    length = ["-t", seconds] if seconds else []
+    command = ["iperf3", "-J", "-c", address, "-p", port, *length, *options]
 
     def test():
-        done = run(command, timeout_s=timeout_s or seconds + 30, netns=netns, check=False)
+        done = run(command, timeout_s=timeout_s or (seconds or 30) + 30, netns=netns, check=False)
         return read_iperf3(done.stdout or done.stderr)
 
     return once_begun(test)
