@@ -112,12 +112,16 @@ proptest! {
     fn burst_has_the_effect_of_its_frames_one_by_one(
         queues in 1..3_u16,
         starts in prop::bool::weighted(0.7),
+        sends_by_one in any::<bool>(),
         of in of(),
         runs in prop::collection::vec(run(), 1..12),
     ) {
         let frames = runs.concat();
         let (mut together, mut apart) = (rig(queues, of), rig(queues, of));
         together.egress.iter().flatten().for_each(|queue| queue.lock().unwrap().starts = starts);
+        for rig in [&together, &apart] {
+            rig.table[0].as_ref().unwrap().set_active(if sends_by_one { 1 } else { queues });
+        }
         together.send(0, &frames);
         for frame in &frames {
             let mut burst = Burst::of(frame);
@@ -154,4 +158,17 @@ fn frames_of_a_run_are_learned_from_once_and_counted_each() {
     rig.send(0, &[vlan.clone(), vlan.clone(), other.clone(), other]);
     assert_eq!(rig.got(1).len(), 4);
     assert_eq!(rig.got(2).len(), 2, "in that VLAN it is unknown");
+}
+
+/// Its frames' starts do not tell their flows.
+#[test]
+fn flows_of_a_sender_with_one_queue_are_spread_over_its_receivers_queues() {
+    let mut rig = Rig::new(Mode::Switch, 2, 2);
+    rig.table[0].as_ref().unwrap().set_active(1);
+    rig.send(1, &[frame(BROADCAST, mac(1), 0)]);
+    effect(&mut rig);
+    let frames: Vec<_> = (0..32).map(|flow| tagged(mac(1), mac(7), None, flow, 0)).collect();
+    rig.send(0, &frames);
+    let got = effect(&mut rig).0.iter().map(Vec::len).collect::<Vec<_>>();
+    assert!(got[2] > 0 && got[3] > 0 && got[2] + got[3] == 32, "{got:?}");
 }
