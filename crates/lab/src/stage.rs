@@ -214,6 +214,14 @@ impl Stage {
         format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Creates a folder of its own in [`folder`](Self::folder).
+    pub fn subfolder(&self, name: &str) -> Result<PathBuf, Fail> {
+        let dir = self.folder().join(self.unique(name));
+        std::fs::create_dir(&dir)
+            .map_err(|error| Fail::Over(format!("{}: {error}", dir.display())))?;
+        Ok(dir)
+    }
+
     /// Starts a process of the program measured.
     pub fn start_program(
         &self,

@@ -477,8 +477,8 @@ impl Forwarder {
                 continue;
             }
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, time.now_s) };
-            let parses = to.is_none_or(|to| !self.has_one_queue(to));
-            if parses && burst.has_starts() {
+            // A flow is hashed from more than a start.
+            if burst.has_starts() && to.is_none_or(|to| !self.has_one_queue(to)) {
                 burst.snapshot();
                 flow = Flow { head: burst.head(i), vlan, hash: None, time };
             }

@@ -43,9 +43,7 @@ impl Port {
         proto: Proto,
         count: usize,
     ) -> Result<(Vec<Self>, Self), Fail> {
-        let folder = stage.folder().join(stage.unique(name));
-        std::fs::create_dir(&folder)
-            .map_err(|error| Fail::Over(format!("{}: {error}", folder.display())))?;
+        let folder = stage.subfolder(name)?;
         let port = |name: String, number: &str| {
             let connect = format!("{}:{}/{number}", proto.kind(), folder.display());
             Self { spec: format!("{name}={connect}"), name, connect }

@@ -117,7 +117,7 @@ impl Study for Peers {
         let peers: &[&str] = match scale {
             Scale::Smallest => &["pvswitch", "bridge", "vde", "testpmd"],
             Scale::Quick => &["pvswitch", "ovs-dpdk", "testpmd", "bridge", "vde"],
-            Scale::Usual | Scale::Full => &[&RINGS[..9], &["bridge", "vde", "rust-vmm"]].concat(),
+            Scale::Usual | Scale::Full => &[&RINGS[..], &["bridge", "vde"]].concat(),
         };
         let seconds = match scale {
             Scale::Smallest | Scale::Quick => 1.0,
@@ -264,7 +264,7 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
     wait_for("the other generator", START_MAX_S, || Ok(sender.latest().is_ok()))?;
     if load != "idle" {
-        // Snabb looks for messages of its guests twice a second.
+        // Snabb processes its guests' messages twice a second.
         wait_for("a frame", START_MAX_S, || Ok(number(&sink.latest()?, "received_frames") > 0.0))?;
     }
     sleep(WARM_S);

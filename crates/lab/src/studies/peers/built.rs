@@ -50,7 +50,7 @@ pub(super) fn rust_vmm() -> Fail {
 /// other modes can be set for connected guests only.
 pub(super) fn vpp(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     need_built("vpp")?;
-    let dir = subfolder(stage, "vpp")?;
+    let dir = stage.subfolder("vpp")?;
     let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
     let script = dir.join("setup");
     let setup = vpp_setup(&paths(&ports), peer);
@@ -94,7 +94,7 @@ fn vpp_setup(sockets: &[PathBuf], peer: &str) -> String {
 /// Starts Snabb with two ports connected directly; it needs huge pages.
 pub(super) fn snabb(stage: &Stage) -> Result<Sockets, Fail> {
     need_built("snabb")?;
-    let dir = subfolder(stage, "snabb")?;
+    let dir = stage.subfolder("snabb")?;
     let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
     let sockets = paths(&ports);
     let script = dir.join("setup.lua");
@@ -164,12 +164,6 @@ fn record_version(stage: &Stage, rival: &str, program: &str, args: &[String]) {
     if let Some(line) = text.lines().find(|line| !line.trim().is_empty()) {
         stage.record_rival(rival, &["version", line.trim()]);
     }
-}
-
-fn subfolder(stage: &Stage, name: &str) -> Result<PathBuf, Fail> {
-    let dir = stage.folder().join(stage.unique(name));
-    std::fs::create_dir(&dir).map_err(|error| Fail::Over(format!("{}: {error}", dir.display())))?;
-    Ok(dir)
 }
 
 #[cfg(test)]

@@ -206,9 +206,8 @@ impl Sockets {
     /// Starts Open vSwitch; `sleep_us` is its `pmd-maxsleep`, the longest sleep of its poll thread.
     fn ovs(stage: &Stage, sleep_us: u32) -> Result<Self, Fail> {
         need(OVS_DPDK)?;
-        let folder = stage.folder().join(stage.unique("ovs"));
+        let folder = stage.subfolder("ovs")?;
         let dir = folder.display().to_string();
-        std::fs::create_dir(&folder).map_err(|error| Fail::Over(format!("{dir}: {error}")))?;
         let environment =
             ["RUNDIR", "LOGDIR", "DBDIR"].map(|name| format!("OVS_{name}={dir}")).to_vec();
         let rival = if sleep_us == 0 { "ovs-dpdk" } else { "ovs-dpdk-sleep" };

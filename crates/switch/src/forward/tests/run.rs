@@ -160,7 +160,7 @@ fn frames_of_a_run_are_learned_from_once_and_counted_each() {
     assert_eq!(rig.got(2).len(), 2, "in that VLAN it is unknown");
 }
 
-/// Its frames' starts do not tell their flows.
+/// A frame's start does not determine its flow.
 #[test]
 fn flows_of_a_sender_with_one_queue_are_spread_over_its_receivers_queues() {
     let mut rig = Rig::new(Mode::Switch, 2, 2);
