@@ -33,8 +33,18 @@ const TX: Layout = Layout { size: SIZE, desc: 0x3f80, driver: 0x3200, device: 0x
 const POOLS: [u64; 2] = [0x5100, 0x5900];
 const BUFFERS: u64 = 0x6100;
 const BUFFERS_LEN: u64 = BASE + 2 * HALF - BUFFERS;
+/// What the guest writes itself: both rings, and the tables of its pools.
+const OWN: [(u64, usize); 7] = [
+    (RX.driver, 0x100),
+    (RX.desc, 0x180),
+    (RX.device, 0x100),
+    (TX.driver, 0x100),
+    (TX.desc, 0x180),
+    (TX.device, 0x100),
+    (POOLS[0], (BUFFERS - POOLS[0]) as usize),
+];
 /// Bytes compared at once.
-const PIECE: usize = 512;
+const PIECE: usize = 64;
 /// A log for the first 128 pages: more than the guest has.
 const LOG_LEN: u64 = 16;
 
@@ -103,7 +113,7 @@ pub fn explore(data: &[u8], logged: bool) -> Seen {
     let mut state = State {
         front: Front {
             sent: read(&memory),
-            own: [(); 2].map(|()| vec![0; (BUFFERS - BASE) as usize]),
+            own: [(); 2].map(|()| OWN.map(|(_, len)| vec![0; len])),
             memory,
             log: log(),
             image: bytes.0,
@@ -139,8 +149,8 @@ struct Front<'a> {
     log: (Arc<Mapping>, Arc<DirtyLog>),
     /// What the other machine has.
     sent: Vec<u8>,
-    /// Memory below the buffers, before and after a write of the guest's own.
-    own: [Vec<u8>; 2],
+    /// [`OWN`], before and after a write of the guest's.
+    own: [[Vec<u8>; OWN.len()]; 2],
     image: &'a [u8],
     serial: usize,
     seen: Seen,
@@ -184,14 +194,20 @@ impl Front<'_> {
     /// Writes of the guest itself, which its hypervisor tracks: to rings and indirect tables only.
     fn own<T>(&mut self, act: impl FnOnce(&GuestMemory) -> T) -> T {
         let [before, after] = &mut self.own;
-        read_into(&self.memory, before);
+        let get = |into: &mut [Vec<u8>]| {
+            OWN.iter().zip(into).for_each(|((at, _), bytes)| read_into(&self.memory, *at, bytes));
+        };
+        get(before);
         let result = act(&self.memory);
-        read_into(&self.memory, after);
-        let pieces = self.sent.chunks_mut(PIECE).zip(before.chunks(PIECE).zip(after.chunks(PIECE)));
-        for (sent, (before, after)) in pieces.filter(|(_, (before, after))| before != after) {
-            for (sent, (before, after)) in sent.iter_mut().zip(before.iter().zip(after)) {
-                if before != after {
-                    *sent = *after;
+        get(after);
+        for (((at, len), before), after) in OWN.iter().zip(before).zip(after) {
+            let sent = &mut self.sent[(at - BASE) as usize..][..*len];
+            let pieces = sent.chunks_mut(PIECE).zip(before.chunks(PIECE).zip(after.chunks(PIECE)));
+            for (sent, (before, after)) in pieces.filter(|(_, (before, after))| before != after) {
+                for (sent, (before, after)) in sent.iter_mut().zip(before.iter().zip(after)) {
+                    if before != after {
+                        *sent = *after;
+                    }
                 }
             }
         }
@@ -414,16 +430,15 @@ impl State<'_> {
 
 fn read(memory: &GuestMemory) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
-    read_into(memory, &mut bytes);
+    let (low, high) = bytes.split_at_mut(HALF as usize);
+    read_into(memory, BASE, low);
+    read_into(memory, BASE + HALF, high);
     bytes
 }
 
-/// Reads memory from its start on.
-fn read_into(memory: &GuestMemory, bytes: &mut [u8]) {
-    for (n, part) in bytes.chunks_mut(HALF as usize).enumerate() {
-        let addr = BASE + n as u64 * HALF;
-        memory.seg(addr, part.len() as u32, &mut 0).expect("a region").read(part);
-    }
+/// Reads memory of one region.
+fn read_into(memory: &GuestMemory, addr: u64, bytes: &mut [u8]) {
+    memory.seg(addr, bytes.len() as u32, &mut 0).expect("a region").read(bytes);
 }
 
 fn write(memory: &GuestMemory, addr: u64, bytes: &[u8]) {

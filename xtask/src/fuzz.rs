@@ -1,15 +1,20 @@
 //! `cargo xtask fuzz`: fuzz targets, guided by coverage, from the committed inputs on.
 //!
-//! By cargo-fuzz, with libFuzzer and the address sanitizer, on the nightly toolchain. Inputs that
-//! reach something new go to `fuzz/corpus/TARGET`, which is then minimised: it is to be committed,
-//! and `cargo test -p pvswitch-fuzz` begins with it. An input that fails is in
-//! `fuzz/artifacts/TARGET`. `fuzz/executions.csv`, to be committed too, counts the executions of
-//! each target over all runs.
+//! By cargo-fuzz, with libFuzzer, on the nightly toolchain; one execution in [`ADDRESS`] with the
+//! address and leak sanitizers, which take several times as long, and all with checks of overflow
+//! and debug assertions. As many targets run at a time as there are CPUs. Inputs that reach
+//! something new go to `fuzz/corpus/TARGET`, which is then minimised: it is to be committed, and
+//! `cargo test -p pvswitch-fuzz` begins with it. An input that fails is in `fuzz/artifacts/TARGET`.
+//! `fuzz/executions.csv`, to be committed too, counts the executions of each target over all runs,
+//! also of runs that were interrupted.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use crate::command::succeed;
 
@@ -20,8 +25,22 @@ const RUNS: u64 = 10_000_000;
 /// Executions of all targets so far, a line for each.
 const RECORD: &str = "fuzz/executions.csv";
 const COLUMNS: &str = "target,executions,inputs,edges,edges_all,features";
+/// Executions after which a run is recorded, and begins again with what it found.
+const SLICE: u64 = 500_000;
+/// One execution in so many has the address sanitizer.
+const ADDRESS: u64 = 20;
 /// Longest input, in bytes.
 const LEN_MAX: &str = "-max_len=4096";
+/// Time between two lines about a target that runs.
+const PROGRESS: Duration = Duration::from_secs(30);
+
+/// Sanitizer of a build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sanitizer {
+    /// Accesses outside allocations, and leaks.
+    Address,
+    None,
+}
 
 /// Results of a target, by libFuzzer's words.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,35 +63,109 @@ struct Found {
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let all = targets(root)?;
     let (runs, names) = parse(arguments, &all)?;
-    let mut version = fuzz(root);
-    succeed(version.arg("--version")).map_err(|why| format!("{why}\n{USAGE}"))?;
-    let (mut passed, mut failed) = (0, 0);
+    let mut version = fuzz(root, "--version");
+    succeed(&mut version).map_err(|why| format!("{why}\n{USAGE}"))?;
+    for sanitizer in [Sanitizer::Address, Sanitizer::None] {
+        eprintln!("builds, sanitizer: {}", sanitizer.name());
+        succeed(fuzz(root, "build").args(sanitizer.options(root)))?;
+    }
     println!("| target | executions | inputs kept | edges reached | of | features |");
     println!("|---|---|---|---|---|---|");
-    for target in &names {
-        let corpus = root.join("fuzz/corpus").join(target);
-        std::fs::create_dir_all(&corpus).map_err(|e| format!("{}: {e}", corpus.display()))?;
-        seed(root, target, &corpus)?;
-        eprintln!("{target}: builds, then executes {runs} inputs");
-        let Some(Found { runs, edges, edges_all, features }) = explore(root, target, runs)? else {
-            failed += 1;
-            println!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");
-            continue;
-        };
-        // Inputs that reach an edge, not those that only take it more often: ten times as many.
-        succeed(fuzz(root).args(["cmin", target, "--", "-use_counters=0"]))?;
-        let kept = std::fs::read_dir(&corpus).map_or(0, Iterator::count);
-        println!("| {target} | {runs} | {kept} | {edges} | {edges_all} | {features} |");
-        record(&root.join(RECORD), target, runs, [kept as u64, edges, edges_all, features])?;
-        passed += 1;
-    }
+    let (next, record) = (Mutex::new(names.iter()), Mutex::new(root.join(RECORD)));
+    let work = || -> Result<(u32, u32), String> {
+        let (mut passed, mut failed) = (0, 0);
+        loop {
+            let target = next.lock().expect("no thread panics").next();
+            let Some(target) = target else { return Ok((passed, failed)) };
+            if let Some(row) = explore(root, target, runs, &record)? {
+                passed += 1;
+                println!("{row}");
+            } else {
+                failed += 1;
+                println!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");
+            }
+        }
+    };
+    let (mut passed, mut failed) = (0, 0);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cpus.min(names.len())).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            let (its_passed, its_failed) = thread.join().expect("no thread panics")?;
+            passed += its_passed;
+            failed += its_failed;
+        }
+        Ok::<(), String>(())
+    })?;
     println!("{passed} passed, {failed} failed, 0 skipped");
     Ok(failed == 0)
 }
 
+impl Sanitizer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::None => "none",
+        }
+    }
+
+    /// Options of cargo-fuzz. In one directory, each build would replace the other's programs.
+    fn options(self, root: &Path) -> [std::ffi::OsString; 4] {
+        let directory = root.join("target/fuzz").join(self.name());
+        ["--sanitizer".into(), self.name().into(), "--target-dir".into(), directory.into()]
+    }
+}
+
+/// Executes a target `runs` times; returns its row of the table, or `None` if an input failed.
+fn explore(
+    root: &Path,
+    target: &str,
+    runs: u64,
+    record: &Mutex<PathBuf>,
+) -> Result<Option<String>, String> {
+    let corpus = root.join("fuzz/corpus").join(target);
+    std::fs::create_dir_all(&corpus).map_err(|e| format!("{}: {e}", corpus.display()))?;
+    seed(root, target, &corpus)?;
+    let kept = || std::fs::read_dir(&corpus).map_or(0, Iterator::count) as u64;
+    let add = |runs: u64, found: &Found| {
+        let file = record.lock().expect("no thread panics");
+        let reached = [kept(), found.edges, found.edges_all, found.features];
+        add_to(&file, target, runs, reached)
+    };
+    let (mut last, mut done) = (Found::default(), 0);
+    for (sanitizer, number) in slices(runs) {
+        let Some(found) = execute(root, target, sanitizer, number)? else { return Ok(None) };
+        done += found.runs;
+        add(found.runs, &found)?;
+        last = found;
+    }
+    // Inputs that reach an edge, not those that only take it more often: ten times as many.
+    let mut minimise = fuzz(root, "cmin");
+    minimise.args(Sanitizer::None.options(root)).args([target, "--", "-use_counters=0"]);
+    succeed(&mut minimise)?;
+    add(0, &last)?;
+    let Found { edges, edges_all, features, .. } = last;
+    Ok(Some(format!("| {target} | {done} | {} | {edges} | {edges_all} | {features} |", kept())))
+}
+
+/// Runs of a target, with their numbers of executions.
+fn slices(runs: u64) -> Vec<(Sanitizer, u64)> {
+    let address = runs / ADDRESS;
+    let mut slices = Vec::new();
+    for (sanitizer, mut left) in [(Sanitizer::Address, address), (Sanitizer::None, runs - address)]
+    {
+        while left > 0 {
+            let number = left.min(SLICE);
+            slices.push((sanitizer, number));
+            left -= number;
+        }
+    }
+    slices
+}
+
 /// Adds the executions of a target to those in `file`, and replaces what its last run reached:
 /// inputs, edges, all edges, features.
-fn record(file: &Path, target: &str, runs: u64, reached: [u64; 4]) -> Result<(), String> {
+fn add_to(file: &Path, target: &str, runs: u64, reached: [u64; 4]) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(failed)?;
     let text = recorded(&text, target, runs, reached)
@@ -129,14 +222,19 @@ fn targets(root: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// `cargo fuzz` on the nightly toolchain.
-fn fuzz(root: &Path) -> Command {
+/// A command of `cargo fuzz` on the nightly toolchain.
+fn fuzz(root: &Path, name: &str) -> Command {
     let mut command = Command::new("rustup");
-    command.current_dir(root).args(["run", "nightly", "cargo", "fuzz"]);
+    command.current_dir(root).args(["run", "nightly", "cargo", "fuzz", name]);
     // Those of the toolchain that runs this program.
     for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
         command.env_remove(name);
     }
+    // Linking each target as a release takes minutes, and executes few more inputs a second.
+    command.envs([
+        ("CARGO_PROFILE_RELEASE_LTO", "off"),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+    ]);
     command
 }
 
@@ -147,29 +245,47 @@ fn seed(root: &Path, target: &str, corpus: &Path) -> Result<(), String> {
     succeed(command.arg("--").arg("--seeds").arg(corpus)).map(drop)
 }
 
-/// Runs a target; `None`: an input failed.
-fn explore(root: &Path, target: &str, runs: u64) -> Result<Option<Found>, String> {
-    let mut command = fuzz(root);
-    command.args(["run", target, "--", LEN_MAX, "-print_final_stats=1", "-timeout=20"]);
+/// Executes a target that often; `None`: an input failed.
+fn execute(
+    root: &Path,
+    target: &str,
+    sanitizer: Sanitizer,
+    runs: u64,
+) -> Result<Option<Found>, String> {
+    let mut command = fuzz(root, "run");
+    command.args(sanitizer.options(root));
+    command.args([target, "--", LEN_MAX, "-print_final_stats=1", "-timeout=20"]);
     command.arg(format!("-runs={runs}")).stdin(Stdio::null());
-    let ran = command.output().map_err(|error| format!("cannot run {command:?}: {error}"))?;
-    let log = String::from_utf8_lossy(&ran.stderr);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let name = format!("{command:?}");
+    let failed = |error: std::io::Error| format!("cannot run {name}: {error}");
+    let mut child = command.spawn().map_err(failed)?;
+    let (mut log, mut shown) = (Vec::new(), Instant::now());
+    for line in BufReader::new(child.stderr.take().expect("a pipe")).split(b'\n') {
+        log.push(String::from_utf8_lossy(&line.map_err(failed)?).into_owned());
+        if shown.elapsed() >= PROGRESS {
+            shown = Instant::now();
+            let line = log.last().expect("just pushed");
+            eprintln!("{target}, sanitizer {}, {runs} executions: {line}", sanitizer.name());
+        }
+    }
+    let status = child.wait().map_err(failed)?;
     let found = read(&log);
-    if ran.status.success() {
+    if status.success() {
         return Ok(Some(found));
     }
+    let last = log[log.len().saturating_sub(40)..].join("\n");
     if found.edges == 0 {
-        return Err(format!("{command:?}: {}\n{log}", ran.status));
+        return Err(format!("{name}: {status}\n{last}"));
     }
-    let last: Vec<_> = log.lines().rev().take(40).collect();
-    last.iter().rev().for_each(|line| eprintln!("{line}"));
+    eprintln!("{last}");
     Ok(None)
 }
 
 /// Reads libFuzzer's log.
-fn read(log: &str) -> Found {
+fn read(log: &[String]) -> Found {
     let mut found = Found::default();
-    for line in log.lines() {
+    for line in log {
         let after = |word: &str| {
             let (_, rest) = line.split_once(word)?;
             rest.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
@@ -197,9 +313,21 @@ mod tests {
             #4096\tpulse  cov: 321 ft: 1002 corp: 73/2Kb lim: 43 exec/s: 2048 rss: 51Mb\n\
             Done 5000 runs in 3 second(s)\n\
             stat::number_of_executed_units: 5000\n";
+        let log: Vec<String> = log.lines().map(str::to_string).collect();
         let found = Found { runs: 5000, edges: 321, edges_all: 24_613, features: 1002 };
-        assert_eq!(read(log), found);
-        assert_eq!(read("error: no such target"), Found::default());
+        assert_eq!(read(&log), found);
+        assert_eq!(read(&["error: no such target".into()]), Found::default());
+    }
+
+    #[test]
+    fn one_execution_in_twenty_has_the_address_sanitizer() {
+        use Sanitizer::{Address, None};
+        assert_eq!(
+            slices(1_100_000),
+            [(Address, 55_000), (None, SLICE), (None, SLICE), (None, 45_000)]
+        );
+        assert_eq!(slices(19), [(None, 19)]);
+        assert_eq!(slices(RUNS).iter().map(|(_, number)| number).sum::<u64>(), RUNS);
     }
 
     #[test]
