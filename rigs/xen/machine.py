@@ -53,7 +53,7 @@ GUEST_MIB = 240
 BASE_PROGRAMS = ["usr/bin/iperf3", "sbin/ethtool"]
 DOM0_PROGRAMS = [
     f"{XEN_BIN}/{name}" for name in ("xl", "xenstored", "xenconsoled", "xen-init-dom0", "libxl-save-helper")
-] + ["usr/bin/xenstore", "usr/bin/nice", "bin/bash"]
+] + ["usr/bin/xenstore", "bin/bash"]
 XENSTORE_NAMES = ["chmod", "exists", "list", "ls", "read", "rm", "watch", "write"]
 
 BASE_MODULES = "xen-evtchn xen-gntdev xen-gntalloc xen-netfront tun".split()

@@ -10,18 +10,21 @@ pub enum Priority {
     /// That of the thread which started it.
     #[default]
     Normal,
+    /// Niceness -20: the kernel's scheduler prefers it to all others of ordinary processes.
+    High,
     /// SCHED_RR with priority 1: it preempts all threads of ordinary processes.
     Realtime,
 }
 
 impl Priority {
     /// All, in the order of their priority.
-    pub const ALL: [Self; 2] = [Self::Normal, Self::Realtime];
+    pub const ALL: [Self; 3] = [Self::Normal, Self::High, Self::Realtime];
 
     /// Its word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Normal => "normal",
+            Self::High => "high",
             Self::Realtime => "realtime",
         }
     }
@@ -30,16 +33,31 @@ impl Priority {
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|priority| priority.name() == name)
     }
+
+    /// The priority of threads that serve peers which other back ends serve in interrupts, ahead of
+    /// all processes: [`Priority::High`], if the process may give it and nobody gave it a niceness.
+    pub fn like_interrupts() -> Self {
+        let try_it = || set_thread_priority(Self::High).is_ok();
+        let is_given = rustix::process::getpriority_process(None).is_ok_and(|nice| nice != 0);
+        if !is_given && std::thread::spawn(try_it).join().unwrap_or(false) {
+            Self::High
+        } else {
+            Self::Normal
+        }
+    }
 }
 
 /// Sets the priority of the calling thread; processes and threads that it starts do not inherit
 /// [`Priority::Realtime`].
 ///
 /// # Errors
-/// EPERM: without CAP_SYS_NICE, RLIMIT_RTPRIO must be 1 or more.
+/// EPERM, EACCES: without CAP_SYS_NICE, RLIMIT_NICE must be 40 for [`Priority::High`], and
+/// RLIMIT_RTPRIO 1 or more for [`Priority::Realtime`].
 pub fn set_thread_priority(priority: Priority) -> io::Result<()> {
     match priority {
         Priority::Normal => Ok(()),
+        // Of the thread, as Linux has it, not of the process.
+        Priority::High => Ok(rustix::process::setpriority_process(None, -20)?),
         Priority::Realtime => set_round_robin(1),
     }
 }
@@ -54,5 +72,21 @@ mod tests {
             assert_eq!(Priority::named(priority.name()), Some(priority));
         }
         assert_eq!(Priority::named("low"), None);
+    }
+
+    #[test]
+    fn trying_a_priority_leaves_that_of_this_thread_and_a_niceness_is_kept() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let before = nice();
+        let given = Priority::like_interrupts();
+        assert_eq!(nice(), before);
+        std::thread::spawn(move || {
+            let may = set_thread_priority(given);
+            assert!(may.is_ok(), "{given:?}: {may:?}");
+            rustix::process::setpriority_process(None, 7).unwrap();
+            assert_eq!(Priority::like_interrupts(), Priority::Normal);
+        })
+        .join()
+        .unwrap();
     }
 }

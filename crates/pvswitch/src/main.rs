@@ -204,6 +204,14 @@ fn options_of(
     }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
+    // xen-netback runs in interrupts: docs/xen.md.
+    let priority = match settings.word("priority").and_then(Priority::named) {
+        Some(priority) => priority,
+        None if config.ports.iter().any(|port| port.kind == api::schema::port::Kind::Xen) => {
+            Priority::like_interrupts()
+        }
+        None => Priority::Normal,
+    };
     let log = settings.word("log-format").and_then(log::Format::named).unwrap_or_default();
     let options = Options {
         policy: policy("poll"),
@@ -211,7 +219,7 @@ fn options_of(
         workers: number("workers") as u8,
         placement: settings.word("placement").and_then(Placement::named).unwrap_or_default(),
         cpus: settings.cpus("cpus"),
-        priority: settings.word("priority").and_then(Priority::named).unwrap_or_default(),
+        priority,
         sandbox: settings.word("sandbox").and_then(Sandbox::named).unwrap_or(Sandbox::On),
         mode: match settings.word("forward") {
             Some("cross") => Mode::Cross,

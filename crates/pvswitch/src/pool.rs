@@ -62,15 +62,27 @@ pub enum PoolError {
     /// A thread or its descriptors cannot be made.
     #[error("worker thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The process may not give them real-time priority.
+    /// The process may not give them this priority.
     #[error(
-        "--priority realtime: {0}: use --priority normal, or permit it by CAP_SYS_NICE or \
-         RLIMIT_RTPRIO 1 (systemd: LimitRTPRIO=1, RestrictRealtime=no; shell: ulimit -r 1)"
+        "--priority {name}: {1}: use --priority normal, or permit it by CAP_SYS_NICE or {limit}",
+        name = .0.name(), limit = limit(*.0)
     )]
-    Realtime(std::io::Error),
+    Priority(Priority, std::io::Error),
     /// They cannot be confined.
     #[error("--sandbox on: {0}; or run without: --sandbox {word}", word = without(.0))]
     Confine(#[from] os::ConfineError),
+}
+
+/// The limit that permits a priority.
+fn limit(priority: Priority) -> &'static str {
+    match priority {
+        Priority::Realtime => {
+            "RLIMIT_RTPRIO 1 (systemd: LimitRTPRIO=1, RestrictRealtime=no; shell: ulimit -r 1)"
+        }
+        Priority::High | Priority::Normal => {
+            "RLIMIT_NICE 40 (systemd: LimitNICE=-20; shell: ulimit -e 40)"
+        }
+    }
 }
 
 /// The word of `--sandbox` that does without what is missing.

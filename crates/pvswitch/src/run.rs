@@ -114,7 +114,7 @@ pub struct Options {
     pub placement: Placement,
     /// CPUs to pin workers to, in order; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Scheduling priority of workers.
+    /// Scheduling priority of workers: of `auto`, what it chose.
     pub priority: Priority,
     /// To what threads are confined.
     pub sandbox: os::Sandbox,

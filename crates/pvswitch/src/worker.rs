@@ -52,7 +52,8 @@ pub fn spawn(
             }
         }
         os::precise_timers();
-        let scheduled = os::set_thread_priority(priority).map_err(PoolError::Realtime);
+        let scheduled =
+            os::set_thread_priority(priority).map_err(|error| PoolError::Priority(priority, error));
         // The receiver waits for it.
         let _ = begun.send(scheduled.and_then(|()| Ok(os::confine(ThreadKind::Worker)?)));
         let mut worker = Worker::new(mine, pool);

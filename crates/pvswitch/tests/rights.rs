@@ -105,11 +105,18 @@ fn scheduled(pid: u64, tid: u64) -> [i64; 3] {
 fn workers_alone_have_the_priority_that_the_switch_was_given() {
     let Some(dir) = rooted() else { return };
     let normal = scheduled(std::process::id().into(), std::process::id().into());
-    for (word, want) in [("normal", normal), ("realtime", [2, 0, 1])] {
+    let high = [normal[0], -20, normal[2]];
+    let words = [
+        ("auto", "normal", normal),
+        ("normal", "normal", normal),
+        ("high", "high", high),
+        ("realtime", "realtime", [2, 0, 1]),
+    ];
+    for (word, chosen, want) in words {
         let args = ["--priority", word, "--workers", "2"];
         let switch = Switch::start(&dir, &args, &[dir.port("a", "")]);
         let show = switch.json(&["show"]);
-        assert_eq!(show["priority"], word);
+        assert_eq!(show["priority"], chosen);
         let workers: Vec<_> = switch.json(&["stats"])["workers"].as_array().unwrap().clone();
         let of_workers: Vec<_> = workers.iter().map(|w| w["tid"].as_u64().unwrap()).collect();
         let pid = show["pid"].as_u64().unwrap();
@@ -126,15 +133,19 @@ fn workers_alone_have_the_priority_that_the_switch_was_given() {
 #[test]
 fn priority_that_the_process_may_not_give_is_an_error_that_says_what_permits_it() {
     let Some(dir) = rooted() else { return };
-    let run = ["run", "--quiet", "--priority", "realtime", "--port", "n=null"];
-    // Whatever limit this test has.
-    let mut command = Command::new("prlimit");
-    command.args(["--rtprio=0:0"]).arg(dir.path("program")).args(run);
-    command.uid(NOBODY).gid(GROUP_ID);
-    let wants = ["--priority realtime: Operation not permitted", "LimitRTPRIO=1", "normal"];
-    fails(&mut command, 1, &wants);
+    let run = |word| ["run", "--quiet", "--priority", word, "--port", "n=null"];
+    for (word, error, limit) in [
+        ("realtime", "Operation not permitted", "LimitRTPRIO=1"),
+        ("high", "Permission denied", "LimitNICE=-20"),
+    ] {
+        // Whatever limits this test has.
+        let mut command = Command::new("prlimit");
+        command.args(["--rtprio=0:0", "--nice=0:0"]).arg(dir.path("program")).args(run(word));
+        command.uid(NOBODY).gid(GROUP_ID);
+        fails(&mut command, 1, &[&format!("--priority {word}: {error}"), limit, "normal"]);
+    }
     let mut command = pvswitch();
-    fails(command.args(["run", "--priority", "high", "--port", "n=null"]), 2, &["realtime"]);
+    fails(command.args(run("low")), 2, &["realtime"]);
 }
 
 #[test]

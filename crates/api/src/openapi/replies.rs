@@ -121,7 +121,7 @@ fn status() -> Value {
             ("call", text(), "default call policy"),
             ("workers", count(), "number of worker threads"),
             ("placement", text(), "how queues are placed on workers"),
-            ("priority", one_of(&["normal", "realtime"]), "scheduling of workers"),
+            ("priority", one_of(&["normal", "high", "realtime"]), "scheduling of workers"),
             ("sandbox", one_of(&["on", "seccomp", "off"]), "to what threads are confined"),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "address of --http"),

@@ -107,7 +107,7 @@ fn priority_warning(
 ) -> Option<String> {
     let pinned: BTreeSet<_> = cpus.iter().take(workers).collect();
     let used = if cpus.is_empty() { workers } else { pinned.len() };
-    if priority == Priority::Normal || used < available && !spins {
+    if priority != Priority::Realtime || used < available && !spins {
         return None;
     }
     let (when, remedy) = match spins {
@@ -233,7 +233,9 @@ mod tests {
         assert_eq!(warning(8, &[0, 1], false), None, "two CPUs are free of them");
         let spins = warning(1, &[], true).unwrap();
         assert!(spins.contains("1 worker on 4 CPUs") && spins.contains("another poll policy"));
-        assert_eq!(priority_warning(Priority::Normal, 4, &[], 4, true), None);
+        for priority in [Priority::Normal, Priority::High] {
+            assert_eq!(priority_warning(priority, 4, &[], 4, true), None);
+        }
     }
 
     #[test]
