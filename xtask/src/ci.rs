@@ -133,10 +133,13 @@ const fn step(
 
 /// Results of steps, studies and rigs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
+pub struct Counts {
+    /// They passed.
+    pub passed: u32,
+    /// They failed.
+    pub failed: u32,
+    /// They were left out.
+    pub skipped: u32,
 }
 
 const PASSED: Counts = Counts { passed: 1, failed: 0, skipped: 0 };
@@ -157,7 +160,8 @@ impl From<Counts> for Outcome {
 }
 
 impl Counts {
-    fn add(&mut self, other: Self) {
+    /// Adds those of others.
+    pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;

@@ -417,24 +417,24 @@ unsafe fn move_one<T: Copy>(dst: *mut u8, src: *const u8, at: usize) {
 /// Prefetches a cache line; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: prefetch has no architectural effect whatever the address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = at;
 }
 
 /// Prefetches a cache line for writing; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: as for `prefetch`. PREFETCHW is a no-op where the CPU lacks it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = at;
 }
 
@@ -463,6 +463,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs mprotect")]
     fn a_word_that_is_there_is_not_written() {
         let page = sys::anonymous(4096).unwrap();
         // SAFETY: the page is this test's, for as long as the process lives.

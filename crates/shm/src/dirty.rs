@@ -357,6 +357,7 @@ mod tests {
     /// Steps do not depend on the size of memory: a front-end that shares much of it, sparsely,
     /// keeps its thread no longer than others.
     #[test]
+    #[cfg_attr(miri, ignore = "gigabytes of memory")]
     fn all_pages_of_large_memory_are_marked_in_steps() {
         const STEP_PAGES: u64 = STEP_WORDS as u64 * WORD_PAGES;
         let len = (3 * STEP_PAGES + 5) * LOG_PAGE;

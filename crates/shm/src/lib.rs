@@ -30,7 +30,12 @@ mod mapping;
 mod memory;
 mod private;
 mod published;
+#[cfg(not(miri))]
 mod sys;
+#[cfg(miri)]
+mod sys_miri;
+#[cfg(miri)]
+use sys_miri as sys;
 
 pub use area::Area;
 pub use copy::{Seg, SegMut};

@@ -246,12 +246,14 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs files in memory")]
     fn descriptor_that_cannot_be_mapped_is_an_os_error() {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(Mapping::new(null.as_fd(), 0, 4096), Err(MapError::Os(_))));
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs files in memory")]
     fn exact_range_of_a_file_is_mapped_and_its_unmap_reported() {
         use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -290,6 +292,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs files in memory")]
     fn truncated_file_is_survived_and_reported() {
         let path = std::env::temp_dir().join(format!("pvswitch-shm-{}", std::process::id()));
         let options =

@@ -319,6 +319,7 @@ fn log_that_is_replaced_is_left_at_once_and_has_all_earlier_marks() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn truncated_log_stops_the_port() {
     let path = std::env::temp_dir().join(format!("pvswitch-log-{}", std::process::id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();

@@ -386,6 +386,7 @@ fn malformed_ring_is_a_fault_once_the_valid_buffers_are_used() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_truncated_under_buffers_harms_no_other_port() {
     let mut rx = Rx::new();
     rx.post(&[100]);
@@ -399,6 +400,7 @@ fn memory_truncated_under_buffers_harms_no_other_port() {
 /// Issue 14, row 6. The ring itself stays mapped, so it is not malformed; on every path of frames,
 /// substitute memory is written for one burst at most.
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn buffers_truncated_under_an_intact_ring_stop_the_port_after_one_burst() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
@@ -423,6 +425,7 @@ fn buffers_truncated_under_an_intact_ring_stop_the_port_after_one_burst() {
 
 /// Issue 14, row 6: a front-end shares memory that is already lost.
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
     let mut first = Rx::new();
     first.guest.at = EDGE;

@@ -3,6 +3,7 @@
 use super::*;
 
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_truncated_under_a_ring_is_a_fault() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
@@ -16,6 +17,7 @@ fn memory_truncated_under_a_ring_is_a_fault() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_truncated_under_a_frame_costs_that_frame_and_then_the_port() {
     let mut tx = Tx::new();
     write(&tx.guest.memory, EDGE + 100, &[1; 72]);
@@ -27,6 +29,7 @@ fn memory_truncated_under_a_frame_costs_that_frame_and_then_the_port() {
 
 /// Issue 14, row 6: the ring never runs empty, and nothing about it is malformed.
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_truncated_under_a_flood_stops_the_port_after_one_burst() {
     let mut tx = Tx::new();
     for i in 0..SIZE / 2 {

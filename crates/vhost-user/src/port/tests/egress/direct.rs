@@ -146,6 +146,7 @@ fn buffers_outside_memory_are_not_lent() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs files in memory")]
 fn memory_truncated_under_lent_buffers_costs_the_frame_and_the_port() {
     let mut rx = Rx::new();
     rx.post_at(vec![Buf { addr: EDGE, len: 9000, write: true }]);
