@@ -34,9 +34,9 @@ impl Priority {
         Self::ALL.into_iter().find(|priority| priority.name() == name)
     }
 
-    /// The priority of threads that serve peers which other back ends serve in interrupts, ahead of
-    /// all processes: [`Priority::High`], if the process may give it and nobody gave it a niceness.
-    pub fn like_interrupts() -> Self {
+    /// [`Priority::High`] if the process may give it to its threads and was not started with a
+    /// niceness of its own, otherwise [`Priority::Normal`].
+    pub fn high_if_permitted() -> Self {
         let try_it = || set_thread_priority(Self::High).is_ok();
         let is_given = rustix::process::getpriority_process(None).is_ok_and(|nice| nice != 0);
         if !is_given && std::thread::spawn(try_it).join().unwrap_or(false) {
@@ -78,13 +78,13 @@ mod tests {
     fn trying_a_priority_leaves_that_of_this_thread_and_a_niceness_is_kept() {
         let nice = || rustix::process::getpriority_process(None).unwrap();
         let before = nice();
-        let given = Priority::like_interrupts();
+        let given = Priority::high_if_permitted();
         assert_eq!(nice(), before);
         std::thread::spawn(move || {
             let may = set_thread_priority(given);
             assert!(may.is_ok(), "{given:?}: {may:?}");
             rustix::process::setpriority_process(None, 7).unwrap();
-            assert_eq!(Priority::like_interrupts(), Priority::Normal);
+            assert_eq!(Priority::high_if_permitted(), Priority::Normal);
         })
         .join()
         .unwrap();

@@ -208,7 +208,7 @@ fn options_of(
     let priority = match settings.word("priority").and_then(Priority::named) {
         Some(priority) => priority,
         None if config.ports.iter().any(|port| port.kind == api::schema::port::Kind::Xen) => {
-            Priority::like_interrupts()
+            Priority::high_if_permitted()
         }
         None => Priority::Normal,
     };
