@@ -292,6 +292,15 @@ def pinned(cpus, command):
     return ["taskset", "-c", str(cpus), *command]
 
 
+def has_interface(name, netns=None):
+    return run(["ip", "link", "show", name], netns=netns, check=False).returncode == 0
+
+
+def wait_interface(name, netns=None, timeout_s=30):
+    """Waits until there is an interface of this name."""
+    wait_for(f"interface {name}", lambda: has_interface(name, netns), timeout_s)
+
+
 def wait_for(what, condition, timeout_s=30, every_s=0.05):
     """Waits until `condition()` is true and returns its value; a time-out says what was waited for."""
     deadline = time.monotonic() + timeout_s

@@ -167,6 +167,21 @@ impl Counts {
         self.skipped += other.skipped;
     }
 
+    /// Sums of the lines `test result: ok. 3 passed; 0 failed; 1 ignored; ...` of test programs.
+    pub fn of_tests(output: &str) -> Self {
+        let mut all = Self::default();
+        for line in output.lines().filter(|line| line.starts_with("test result: ")) {
+            let count = |word| {
+                let (before, _) = line.split_once(word)?;
+                before.rsplit(' ').next()?.parse().ok()
+            };
+            let count = |word| count(word).unwrap_or(0);
+            let (passed, failed) = (count(" passed"), count(" failed"));
+            all.add(Self { passed, failed, skipped: count(" ignored") });
+        }
+        all
+    }
+
     /// Reads `N passed, N failed, N skipped`.
     fn parse(line: &str) -> Option<Self> {
         let mut parts = line.trim().split(", ");
@@ -405,16 +420,14 @@ fn end_group(child: &mut Child) {
     }
 }
 
-/// Sums up "test result: ok. 3 passed; 0 failed; ..." lines, and lists skipped tests.
+/// The number of tests that passed, and those that were skipped, each reason once.
 fn tests(text: &str) -> String {
-    let mut passed = 0;
-    let mut left_out = BTreeSet::new();
-    for line in text.lines() {
-        let count = line.strip_prefix("test result: ok. ").and_then(|l| l.split(' ').next());
-        passed += count.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
-        left_out
-            .extend(line.strip_prefix("skipped: ").map(|why| format!("\n     left out: {why}")));
-    }
+    let left_out: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("skipped: "))
+        .map(|why| format!("\n     left out: {why}"))
+        .collect();
+    let passed = Counts::of_tests(text).passed;
     format!("({passed} tests){}", left_out.into_iter().collect::<String>())
 }
 
@@ -461,6 +474,15 @@ mod tests {
         let parts =
             ["---- b stdout ----", "   thread 'b' panicked at b.rs:1:2:", "   late", "failed: c"];
         assert_eq!(failed_tests(text), parts);
+    }
+
+    #[test]
+    fn results_are_summed_over_test_programs() {
+        let text = "running 3 tests\n\
+            test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 30 filtered out\n\
+            test result: FAILED. 1 passed; 4 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        assert_eq!(Counts::of_tests(text), Counts { passed: 3, failed: 4, skipped: 1 });
+        assert_eq!(Counts::of_tests("error: no tests"), Counts::default());
     }
 
     #[test]

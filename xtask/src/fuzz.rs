@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::command::succeed;
+use crate::command::{cpus, in_parallel, nightly, succeed};
 
 const USAGE: &str = "usage: cargo xtask fuzz [--runs N] [TARGET...]\n\
     needed: rustup toolchain install nightly; cargo install cargo-fuzz; a C++ compiler";
@@ -71,32 +71,15 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     }
     println!("| target | executions | inputs kept | edges reached | of | features |");
     println!("|---|---|---|---|---|---|");
-    let (next, record) = (Mutex::new(names.iter()), Mutex::new(root.join(RECORD)));
-    let work = || -> Result<(u32, u32), String> {
-        let (mut passed, mut failed) = (0, 0);
-        loop {
-            let target = next.lock().expect("no thread panics").next();
-            let Some(target) = target else { return Ok((passed, failed)) };
-            if let Some(row) = explore(root, target, runs, &record)? {
-                passed += 1;
-                println!("{row}");
-            } else {
-                failed += 1;
-                println!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");
-            }
-        }
-    };
-    let (mut passed, mut failed) = (0, 0);
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cpus.min(names.len())).map(|_| scope.spawn(work)).collect();
-        for thread in threads {
-            let (its_passed, its_failed) = thread.join().expect("no thread panics")?;
-            passed += its_passed;
-            failed += its_failed;
-        }
-        Ok::<(), String>(())
+    let record = Mutex::new(root.join(RECORD));
+    let passed = in_parallel(&names, cpus(), |target| {
+        let row = explore(root, target, runs, &record)?;
+        let failed = format!("| {target} | **failed**: fuzz/artifacts/{target} | | | | |");
+        println!("{}", row.as_ref().unwrap_or(&failed));
+        Ok(row.is_some())
     })?;
+    let failed = passed.iter().filter(|passed| !**passed).count();
+    let passed = passed.len() - failed;
     println!("{passed} passed, {failed} failed, 0 skipped");
     Ok(failed == 0)
 }
@@ -224,12 +207,8 @@ fn targets(root: &Path) -> Result<Vec<String>, String> {
 
 /// A command of `cargo fuzz` on the nightly toolchain.
 fn fuzz(root: &Path, name: &str) -> Command {
-    let mut command = Command::new("rustup");
-    command.current_dir(root).args(["run", "nightly", "cargo", "fuzz", name]);
-    // Those of the toolchain that runs this program.
-    for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
-        command.env_remove(name);
-    }
+    let mut command = nightly(root);
+    command.args(["cargo", "fuzz", name]);
     // Linking each target as a release takes minutes, and executes few more inputs a second.
     command.envs([
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
@@ -255,7 +234,7 @@ fn execute(
     let mut command = fuzz(root, "run");
     command.args(sanitizer.options(root));
     command.args([target, "--", LEN_MAX, "-print_final_stats=1", "-timeout=20"]);
-    command.arg(format!("-runs={runs}")).stdin(Stdio::null());
+    command.arg(format!("-runs={runs}"));
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let name = format!("{command:?}");
     let failed = |error: std::io::Error| format!("cannot run {name}: {error}");

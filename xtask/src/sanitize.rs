@@ -9,11 +9,10 @@
 //!   Both halves of a ring in threads of one process are seen; another process is not.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, Output};
 
 use crate::ci::Counts;
-use crate::command::succeed;
+use crate::command::{cpus, in_parallel, nightly, succeed};
 
 const USAGE: &str = "usage: cargo xtask sanitize [miri] [thread]\n\
     needed: rustup toolchain install nightly --component miri,rust-src; for thread a C compiler";
@@ -89,121 +88,89 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
 /// Runs each test of a target alone under Miri, as many at a time as there are CPUs.
 fn miri(root: &Path, package: &str, targets: &[&str], parts: &[&str]) -> Result<Counts, String> {
     let test = |program: &[&str]| {
-        let mut command = Command::new(program[0]);
-        command.args(&program[1..]).args(["rustup", "run", "nightly", "cargo", "miri", "test"]);
+        let mut command = nightly(root);
+        command.args(program).args(["cargo", "miri", "test"]);
         command.env("MIRIFLAGS", MIRI_FLAGS).env("PROPTEST_CASES", MIRI_CASES);
-        tests(root, command, package, targets, "miri")
+        select(&mut command, root, package, targets, "miri");
+        command
     };
-    let mut list = test(&["env"]);
+    let mut list = test(&[]);
     list.args(["--", "--list"]).args(parts);
     let list = succeed(&mut list).map_err(|why| format!("{why}\n{USAGE}"))?;
     let names: Vec<_> = list.lines().filter_map(|line| line.strip_suffix(": test")).collect();
-    let (next, counts) = (Mutex::new(names.iter()), Mutex::new(Counts::default()));
-    let work = || -> Result<(), String> {
-        loop {
-            let Some(name) = next.lock().expect("no thread panics").next() else { return Ok(()) };
-            let mut command = test(&["timeout", "--kill-after=5", LIMIT_S]);
-            command.args(["--", "--exact", name]).stdin(Stdio::null());
-            let ran = command.output().map_err(|e| format!("cannot run {command:?}: {e}"))?;
-            let one = outcome(ran.status.code(), &String::from_utf8_lossy(&ran.stdout));
-            if one.failed > 0 {
-                eprintln!("{name}:\n{}", String::from_utf8_lossy(&ran.stdout));
-                eprintln!("{}", String::from_utf8_lossy(&ran.stderr));
-            } else if one.skipped > 0 {
-                eprintln!("{package}: {name}: skipped: ignored, or longer than {LIMIT_S} s");
-            }
-            counts.lock().expect("no thread panics").add(one);
+    let results = in_parallel(&names, cpus(), |name| {
+        let mut command = test(&["timeout", "--kill-after=5", LIMIT_S]);
+        let (ran, counts) = run_tests(command.args(["--", "--exact", name]))?;
+        let counts = alone(ran.status.code(), counts);
+        if counts.failed > 0 {
+            show(&ran);
+        } else if counts.skipped > 0 {
+            eprintln!("{package}: {name}: skipped: ignored, or longer than {LIMIT_S} s");
         }
-    };
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cpus).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
+        Ok(counts)
     })?;
-    Ok(counts.into_inner().expect("no thread panics"))
+    let mut all = Counts::default();
+    results.into_iter().for_each(|counts| all.add(counts));
+    Ok(all)
 }
 
 /// Runs the tests of a package with ThreadSanitizer.
 fn thread(root: &Path, package: &str, targets: &[&str]) -> Result<Counts, String> {
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", "cargo", "test", "-Zbuild-std"]);
-    command.args(["--target", "x86_64-unknown-linux-gnu"]);
+    let mut command = nightly(root);
+    command.args(["cargo", "test", "-Zbuild-std", "--target", "x86_64-unknown-linux-gnu"]);
     command.env("RUSTFLAGS", "-Zsanitizer=thread").env("TSAN_OPTIONS", "halt_on_error=1");
-    let mut command = tests(root, command, package, targets, "thread");
-    let ran = command.stdin(Stdio::null()).output();
-    let ran = ran.map_err(|error| format!("cannot run {command:?}: {error}"))?;
-    let counts = sums(&String::from_utf8_lossy(&ran.stdout));
+    select(&mut command, root, package, targets, "thread");
+    let (ran, mut counts) = run_tests(&mut command)?;
     if !ran.status.success() {
-        eprintln!("{}", String::from_utf8_lossy(&ran.stdout));
-        eprintln!("{}", String::from_utf8_lossy(&ran.stderr));
+        show(&ran);
         // A race ends the process, and no line has the number of its tests.
-        return Ok(Counts { failed: counts.failed.max(1), ..counts });
+        counts.failed = counts.failed.max(1);
     }
     Ok(counts)
 }
 
-/// Arguments and environment of tests of one package.
-fn tests(
-    root: &Path,
-    mut command: Command,
-    package: &str,
-    targets: &[&str],
-    directory: &str,
-) -> Command {
-    // Those of the toolchain that runs this program.
-    for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
-        command.env_remove(name);
-    }
-    command.current_dir(root).arg("--target-dir").arg(root.join("target").join(directory));
+/// Adds the arguments that select the tests of one package.
+fn select(command: &mut Command, root: &Path, package: &str, targets: &[&str], directory: &str) {
+    command.arg("--target-dir").arg(root.join("target").join(directory));
     command.args(["--package", package]).args(targets);
-    command
+}
+
+/// Runs tests; returns the output, and the sums of its results.
+fn run_tests(command: &mut Command) -> Result<(Output, Counts), String> {
+    let ran = command.output().map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    let counts = Counts::of_tests(&String::from_utf8_lossy(&ran.stdout));
+    Ok((ran, counts))
+}
+
+fn show(ran: &Output) {
+    eprintln!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
 }
 
 /// Result of a test that ran alone, by the status of its process.
-fn outcome(status: Option<i32>, output: &str) -> Counts {
+fn alone(status: Option<i32>, counts: Counts) -> Counts {
     match status {
-        Some(0) => sums(output),
-        // Of `timeout`.
-        Some(124) | None => Counts { skipped: 1, ..Counts::default() },
-        Some(_) => Counts { failed: 1, ..Counts::default() },
+        Some(0) if counts != Counts::default() => counts,
+        // Of `timeout`: it ended after SIGTERM, or after SIGKILL.
+        Some(124 | 137) => Counts { skipped: 1, ..Counts::default() },
+        _ => Counts { failed: 1, ..Counts::default() },
     }
-}
-
-/// Sums the result lines of Rust's test harness.
-fn sums(output: &str) -> Counts {
-    let mut all = Counts::default();
-    for line in output.lines().filter(|line| line.starts_with("test result: ")) {
-        let count = |word: &str| {
-            let (before, _) = line.split_once(word)?;
-            before.rsplit([' ', ';']).find(|part| !part.is_empty())?.parse::<u32>().ok()
-        };
-        all.passed += count(" passed").unwrap_or(0);
-        all.failed += count(" failed").unwrap_or(0);
-        all.skipped += count(" ignored").unwrap_or(0);
-    }
-    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RAN: &str = "running 3 tests\n\
-        test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 30 filtered out\n\
-        test result: FAILED. 1 passed; 4 failed; 0 ignored; 0 measured; 0 filtered out\n";
-
-    #[test]
-    fn results_are_summed_over_programs() {
-        assert_eq!(sums(RAN), Counts { passed: 3, failed: 4, skipped: 1 });
-        assert_eq!(sums("error: no tests"), Counts::default());
-    }
-
     #[test]
     fn a_test_alone_passes_fails_or_takes_too_long() {
-        let passed = "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n";
-        assert_eq!(outcome(Some(0), passed), Counts { passed: 1, ..Counts::default() });
-        assert_eq!(outcome(Some(101), ""), Counts { failed: 1, ..Counts::default() });
-        assert_eq!(outcome(Some(124), ""), Counts { skipped: 1, ..Counts::default() });
+        let (none, passed) = (Counts::default(), Counts { passed: 1, ..Counts::default() });
+        let (failed, skipped) = (Counts { failed: 1, ..none }, Counts { skipped: 1, ..none });
+        assert_eq!(alone(Some(0), passed), passed);
+        assert_eq!(alone(Some(0), skipped), skipped, "ignored");
+        assert_eq!(alone(Some(0), none), failed, "no such test");
+        for status in [124, 137] {
+            assert_eq!(alone(Some(status), none), skipped);
+        }
+        assert_eq!([alone(Some(101), none), alone(None, none)], [failed; 2]);
     }
 
     #[test]

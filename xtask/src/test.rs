@@ -3,12 +3,12 @@
 //! Cargo runs test programs one after the other, but most of them mostly wait. When a program ends,
 //! its output is printed if a test failed, and its results alone otherwise.
 
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
+
+use crate::command::{cpus, in_parallel};
 
 /// The longest program; it starts first.
 const FIRST: &str = "seeds";
@@ -27,24 +27,10 @@ struct Program {
 /// Cargo or a program cannot be started.
 pub fn run(root: &Path) -> Result<bool, String> {
     let Some(programs) = build(root)? else { return Ok(false) };
-    let queue = Mutex::new(programs);
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let work = || -> Result<Vec<String>, String> {
-        let mut failed = Vec::new();
-        while let Some(program) = next() {
-            if !program.run()? {
-                failed.push(program.name);
-            }
-        }
-        Ok(failed)
-    };
+    let failed_one = |program: &Program| Ok((!program.run()?).then(|| program.name.clone()));
     // One more than CPUs, because some of the running programs wait.
-    let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
-    let failed: Result<Vec<Vec<String>>, String> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
-    });
-    let failed = failed?.concat();
+    let failed = in_parallel(&programs, cpus() + 1, failed_one)?;
+    let failed: Vec<String> = failed.into_iter().flatten().collect();
     let docs = cargo(root).args(["test", "--workspace", "--doc", "--no-fail-fast"]).status();
     let docs = docs.map_err(|error| format!("cannot run cargo: {error}"))?;
     failed.iter().for_each(|name| println!("failed: {name}"));
@@ -58,12 +44,12 @@ fn cargo(root: &Path) -> Command {
 }
 
 /// Builds all test programs, the longest first; `None`: the build failed.
-fn build(root: &Path) -> Result<Option<VecDeque<Program>>, String> {
+fn build(root: &Path) -> Result<Option<Vec<Program>>, String> {
     let Some(messages) = messages(root)? else { return Ok(None) };
     let mut programs = programs(&messages);
     // A stable sort keeps the others in cargo's order.
     programs.sort_by_key(|program| program.name != FIRST);
-    Ok(Some(programs.into()))
+    Ok(Some(programs))
 }
 
 /// Builds the program `name` with all tests, and thus with the features that its tests run it with:
