@@ -37,9 +37,10 @@ impl Priority {
     /// [`Priority::High`] if the process may give it to its threads and was not started with a
     /// niceness of its own, otherwise [`Priority::Normal`].
     pub fn high_if_permitted() -> Self {
-        let try_it = || set_thread_priority(Self::High).is_ok();
-        let is_given = rustix::process::getpriority_process(None).is_ok_and(|nice| nice != 0);
-        if !is_given && std::thread::spawn(try_it).join().unwrap_or(false) {
+        let has_own = rustix::process::getpriority_process(None).is_ok_and(|nice| nice != 0);
+        // On a thread of its own, whose end takes the priority with it.
+        let is_permitted = || set_thread_priority(Self::High).is_ok();
+        if !has_own && std::thread::spawn(is_permitted).join().unwrap_or(false) {
             Self::High
         } else {
             Self::Normal
@@ -47,8 +48,8 @@ impl Priority {
     }
 }
 
-/// Sets the priority of the calling thread; processes and threads that it starts do not inherit
-/// [`Priority::Realtime`].
+/// Sets the priority of the calling thread. Processes and threads that it starts inherit
+/// [`Priority::High`], and not [`Priority::Realtime`].
 ///
 /// # Errors
 /// EPERM, EACCES: without CAP_SYS_NICE, RLIMIT_NICE must be 40 for [`Priority::High`], and
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn trying_a_priority_leaves_that_of_this_thread_and_a_niceness_is_kept() {
+    fn high_priority_is_tried_on_another_thread_and_a_niceness_of_its_own_is_kept() {
         let nice = || rustix::process::getpriority_process(None).unwrap();
         let before = nice();
         let given = Priority::high_if_permitted();

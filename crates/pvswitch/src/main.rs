@@ -204,7 +204,7 @@ fn options_of(
     }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
-    // xen-netback runs in interrupts: docs/xen.md.
+    // `auto`. xen-netback, which `xen:` ports replace, runs in interrupts: docs/xen.md.
     let priority = match settings.word("priority").and_then(Priority::named) {
         Some(priority) => priority,
         None if config.ports.iter().any(|port| port.kind == api::schema::port::Kind::Xen) => {

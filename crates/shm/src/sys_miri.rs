@@ -15,7 +15,7 @@ use crate::mapping::{Access, MapError};
 
 const PAGE: usize = 4096;
 
-/// Allocates `len` bytes, which a mapping is.
+/// Allocates `len` bytes in place of a mapping.
 pub(crate) fn map(
     _: BorrowedFd<'_>,
     _: u64,
@@ -38,7 +38,7 @@ pub(crate) fn page_len() -> usize {
     PAGE
 }
 
-/// There is no handler of SIGBUS to need them.
+/// Not called: there is no handler of SIGBUS.
 pub(crate) fn spares(_: usize) -> io::Result<NonNull<u8>> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -65,7 +65,8 @@ pub(crate) fn unmap_anonymous(at: NonNull<u8>, len: usize) {
     unsafe { std::alloc::dealloc(at.as_ptr(), layout) };
 }
 
-/// Of whole pages; those of tests that ask for too much are refused, as by the kernel.
+/// Of whole pages. More than a terabyte is refused, as the kernel refuses tests that ask for too
+/// much.
 fn layout(len: usize) -> io::Result<Layout> {
     let len = len.checked_next_multiple_of(PAGE).filter(|len| *len < 1 << 40);
     Layout::from_size_align(len.ok_or(io::ErrorKind::OutOfMemory)?, PAGE).map_err(io::Error::other)

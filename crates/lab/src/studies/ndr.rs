@@ -221,8 +221,7 @@ impl Study for Ndr {
             (
                 format!(
                     "offered frames are those received and lost, and histograms have all received \
-                     ones: {} trials that differ, and {} of rivals, which may lose or repeat \
-                     frames",
+                     ones: {} trials that differ, and {} of rivals, which may repeat frames",
                     ours("miscounted"),
                     theirs("miscounted")
                 ),

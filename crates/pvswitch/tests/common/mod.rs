@@ -252,7 +252,7 @@ pub const RECEIVER: &str = "02:00:00:00:00:02";
 /// A guest of port `a` that sends 20,000 frames per second to one of port `b`, both with these
 /// options.
 pub fn sender_and_sink(switch: &Switch, dir: &Dir, guest: &[&str]) -> (Gen, Gen) {
-    // Of 0.4 s: a receiver that gets no CPU for longer loses frames, as any slow one.
+    // Room for 0.4 s: a receiver that does not run for longer loses frames, as any slow one does.
     let ring = [guest, &["--queue-size", "8192"]].concat();
     let sink_args = [&ring[..], &["--mode", "sink", "--mac", RECEIVER]].concat();
     let sink = Gen::start(&dir.path("b"), &sink_args);
