@@ -33,16 +33,14 @@ const TX: Layout = Layout { size: SIZE, desc: 0x3f80, driver: 0x3200, device: 0x
 const POOLS: [u64; 2] = [0x5100, 0x5900];
 const BUFFERS: u64 = 0x6100;
 const BUFFERS_LEN: u64 = BASE + 2 * HALF - BUFFERS;
-/// What the guest writes itself: both rings, and the tables of its pools.
-const OWN: [(u64, usize); 7] = [
-    (RX.driver, 0x100),
-    (RX.desc, 0x180),
-    (RX.device, 0x100),
-    (TX.driver, 0x100),
-    (TX.desc, 0x180),
-    (TX.device, 0x100),
-    (POOLS[0], (BUFFERS - POOLS[0]) as usize),
+/// What the guest writes itself: the areas of each ring, and the tables of its pool.
+const OWN: [[(u64, usize); 4]; 2] = [
+    [(RX.driver, 0x100), (RX.desc, 0x180), (RX.device, 0x100), (POOLS[0], POOL_LEN)],
+    [(TX.driver, 0x100), (TX.desc, 0x180), (TX.device, 0x100), (POOLS[1], POOL_LEN)],
 ];
+const POOL_LEN: usize = (POOLS[1] - POOLS[0]) as usize;
+/// Bytes of a queue's.
+const OWN_LEN: usize = 0x100 + 0x180 + 0x100 + POOL_LEN;
 /// Bytes compared at once.
 const PIECE: usize = 64;
 /// A log for the first 128 pages: more than the guest has.
@@ -50,7 +48,12 @@ const LOG_LEN: u64 = 16;
 
 thread_local! {
     static MEMORY_OF_THREAD: RefCell<Arc<GuestMemory>> = RefCell::new(Arc::new(memory()));
+    /// Two logs, that one may replace the other. They are made once: making one takes system calls.
+    static LOGS_OF_THREAD: RefCell<[Log; 2]> = RefCell::new([log(), log()]);
 }
+
+/// A log, and its memory.
+type Log = (Arc<Mapping>, Arc<DirtyLog>);
 
 fn memory() -> GuestMemory {
     let region = |n: u64| {
@@ -110,12 +113,16 @@ pub fn explore(data: &[u8], logged: bool) -> Seen {
     egress.activate(rx, Arc::clone(&memory), None, format);
     ingress.enable(true);
     egress.enable(true);
+    let [log, spare] = LOGS_OF_THREAD.with_borrow(Clone::clone);
+    for (memory, _) in [&log, &spare] {
+        memory.seg_mut(0, LOG_LEN as u32).expect("inside").write(&[0; LOG_LEN as usize]);
+    }
     let mut state = State {
         front: Front {
             sent: read(&memory),
-            own: [(); 2].map(|()| OWN.map(|(_, len)| vec![0; len])),
             memory,
-            log: log(),
+            log,
+            spare,
             image: bytes.0,
             serial: 0,
             seen: Seen::default(),
@@ -137,20 +144,25 @@ pub fn explore(data: &[u8], logged: bool) -> Seen {
     state.front.seen
 }
 
-fn log() -> (Arc<Mapping>, Arc<DirtyLog>) {
+fn log() -> Log {
     let mapping = Arc::new(Mapping::memfd("log", LOG_LEN).expect("memory"));
     let log = DirtyLog::new(&mapping, 0, LOG_LEN).expect("inside");
     (mapping, Arc::new(log))
 }
 
+fn marks(log: &Log) -> [u8; LOG_LEN as usize] {
+    let mut words = [0; LOG_LEN as usize];
+    log.0.seg(0, LOG_LEN as u32).expect("inside").read(&mut words);
+    words
+}
+
 /// The front-end, and the guest's own writes.
 struct Front<'a> {
     memory: Arc<GuestMemory>,
-    log: (Arc<Mapping>, Arc<DirtyLog>),
+    log: Log,
+    spare: Log,
     /// What the other machine has.
     sent: Vec<u8>,
-    /// [`OWN`], before and after a write of the guest's.
-    own: [[Vec<u8>; OWN.len()]; 2],
     image: &'a [u8],
     serial: usize,
     seen: Seen,
@@ -159,8 +171,7 @@ struct Front<'a> {
 impl Front<'_> {
     /// Takes the marks of the pages among `mask`, and sends these pages.
     fn pass(&mut self, mask: u64) -> usize {
-        let mut words = [0; LOG_LEN as usize];
-        self.log.0.seg(0, LOG_LEN as u32).expect("inside").read(&mut words);
+        let mut words = marks(&self.log);
         let mut marks = 0;
         for (byte, word) in words.iter_mut().enumerate() {
             let taken = *word & (mask >> (byte % 8 * 8)) as u8;
@@ -191,22 +202,26 @@ impl Front<'_> {
         }
     }
 
-    /// Writes of the guest itself, which its hypervisor tracks: to rings and indirect tables only.
-    fn own<T>(&mut self, act: impl FnOnce(&GuestMemory) -> T) -> T {
-        let [before, after] = &mut self.own;
-        let get = |into: &mut [Vec<u8>]| {
-            OWN.iter().zip(into).for_each(|((at, _), bytes)| read_into(&self.memory, *at, bytes));
-        };
-        get(before);
-        let result = act(&self.memory);
-        get(after);
-        for (((at, len), before), after) in OWN.iter().zip(before).zip(after) {
-            let sent = &mut self.sent[(at - BASE) as usize..][..*len];
-            let pieces = sent.chunks_mut(PIECE).zip(before.chunks(PIECE).zip(after.chunks(PIECE)));
-            for (sent, (before, after)) in pieces.filter(|(_, (before, after))| before != after) {
-                for (sent, (before, after)) in sent.iter_mut().zip(before.iter().zip(after)) {
-                    if before != after {
-                        *sent = *after;
+    fn swap_logs(&mut self) {
+        std::mem::swap(&mut self.log, &mut self.spare);
+    }
+
+    /// Writes of the guest itself, which its hypervisor tracks: to a queue's ring and tables only.
+    fn own<T>(&mut self, queue: usize, act: impl FnOnce(&GuestMemory) -> T) -> T {
+        let (memory, mut before, mut after) = (&self.memory, [0; OWN_LEN], [0; OWN_LEN]);
+        read_own(memory, queue, &mut before);
+        let result = act(memory);
+        read_own(memory, queue, &mut after);
+        let (mut before, mut after) = (&before[..], &after[..]);
+        for (at, len) in OWN[queue] {
+            let sent = &mut self.sent[(at - BASE) as usize..][..len];
+            let (old, new) = (before.split_off(..len), after.split_off(..len));
+            let (Some(old), Some(new)) = (old, new) else { unreachable!("the sum of all") };
+            let pieces = sent.chunks_mut(PIECE).zip(old.chunks(PIECE).zip(new.chunks(PIECE)));
+            for (sent, (old, new)) in pieces.filter(|(_, (old, new))| old != new) {
+                for (sent, (old, new)) in sent.iter_mut().zip(old.iter().zip(new)) {
+                    if old != new {
+                        *sent = *new;
                     }
                 }
             }
@@ -245,11 +260,12 @@ impl Front<'_> {
     fn smash(&mut self, len: usize) {
         let at = [RX.desc, RX.driver, RX.device, TX.desc, TX.driver, TX.device];
         let place = self.pick() as usize % 6;
+        let queue = place / 3;
         // Descriptors, or the words and entries of an area.
         let offset = self.pick() % if place.is_multiple_of(3) { 0x100 } else { 0x28 };
         let from = self.pick() as usize % self.image.len().max(1);
         let piece = &self.image[from..self.image.len().min(from + len)];
-        self.own(|memory| write(memory, at[place] + (offset & !1), piece));
+        self.own(queue, |memory| write(memory, at[place] + (offset & !1), piece));
     }
 
     /// A frame's length.
@@ -294,9 +310,9 @@ impl State<'_> {
             0..=2 => self.add(0, n),
             3 | 4 => self.add(1, n),
             5 => {
-                for driver in &mut self.drivers {
+                for (queue, driver) in self.drivers.iter_mut().enumerate() {
                     let mut used = Vec::new();
-                    self.front.own(|_| _ = driver.take_used(n, &mut used));
+                    self.front.own(queue, |_| _ = driver.take_used(n, &mut used));
                 }
             }
             6 | 7 => self.put(n),
@@ -322,11 +338,13 @@ impl State<'_> {
             }
             14 if n & 1 == 0 => {
                 // The old log is left at once, and has all earlier marks.
-                let old = std::mem::replace(&mut self.front.log, log());
+                self.front.swap_logs();
+                let marks = marks(&self.front.log);
+                assert_eq!(marks, [0; LOG_LEN as usize], "marked after it was replaced");
                 self.set_log();
-                let new = std::mem::replace(&mut self.front.log, old);
+                self.front.swap_logs();
                 self.front.pass(u64::MAX);
-                self.front.log = new;
+                self.front.swap_logs();
                 self.front.seen.replaced += 1;
             }
             14 => {
@@ -342,7 +360,7 @@ impl State<'_> {
         for _ in 0..n % 4 + 1 {
             let bufs: Vec<Buf> = (0..n / 4 + 1).map(|_| self.front.buf(queue == 0)).collect();
             let driver = &mut self.drivers[queue];
-            self.front.own(|_| {
+            self.front.own(queue, |_| {
                 if driver.add(&bufs).is_some() {
                     driver.publish();
                 }
@@ -434,6 +452,15 @@ fn read(memory: &GuestMemory) -> Vec<u8> {
     read_into(memory, BASE, low);
     read_into(memory, BASE + HALF, high);
     bytes
+}
+
+/// Reads what the guest writes of a queue's, one after the other.
+fn read_own(memory: &GuestMemory, queue: usize, bytes: &mut [u8; OWN_LEN]) {
+    let mut at = 0;
+    for (addr, len) in OWN[queue] {
+        read_into(memory, addr, &mut bytes[at..at + len]);
+        at += len;
+    }
 }
 
 /// Reads memory of one region.
