@@ -253,7 +253,8 @@ fn execute(
     if status.success() {
         return Ok(Some(found));
     }
-    let last = log[log.len().saturating_sub(40)..].join("\n");
+    let reported = log.iter().position(|line| line.contains("ERROR:"));
+    let last = log[reported.unwrap_or(log.len().saturating_sub(40))..].join("\n");
     if found.edges == 0 {
         return Err(format!("{name}: {status}\n{last}"));
     }
