@@ -176,7 +176,10 @@ fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
     if lanes.threads == 0 || lanes.idle < lanes.ready.len() && os::may_spawn() {
         let _ = lanes.add_thread();
     }
-    if let Some(thread) = lanes.asleep.pop() {
+    let woken = lanes.asleep.pop();
+    // It needs the lock first.
+    drop(guard);
+    if let Some(thread) = woken {
         thread.unpark();
     }
 }
