@@ -51,14 +51,21 @@ impl Buffers {
         (self.stride - frame - u64::from(self.offset)) as u32
     }
 
+    /// Address of buffer `i`, which is in one piece.
+    #[inline]
+    fn at(&self, i: u16) -> u64 {
+        self.base + u64::from(i) * self.stride + u64::from(self.offset)
+    }
+
     /// The first `len` bytes of buffer `i`, including the header, as (address, length): one piece,
     /// or two with `apart`.
+    #[inline]
     fn pieces(&self, i: u16, len: u32) -> ([(u64, u32); 2], usize) {
+        if !self.apart {
+            return ([(self.at(i), len), (0, 0)], 1);
+        }
         let at = self.base + u64::from(i) * self.stride;
         let offset = u64::from(self.offset);
-        if !self.apart {
-            return ([(at + offset, len), (0, 0)], 1);
-        }
         let header = len.min(HDR_LEN as u32);
         let frame = (at + FRAME_APART + offset, len - header);
         ([(at, header), frame], if frame.1 > 0 { 2 } else { 1 })
@@ -201,6 +208,39 @@ impl Ring {
                 true
             }
         }
+    }
+
+    /// Adds the first `len` bytes of each buffer in `list`, which it empties, in the order in which
+    /// descriptors of used buffers are used again. Panics if the switch does not accept one: it
+    /// accepts all for writing, and plain frames that are not too long.
+    pub(super) fn add_all(&mut self, list: &mut Vec<u16>, len: u32, write: bool) {
+        match &mut self.half {
+            Half::Virtio(virtq) if !self.buffers.apart => {
+                if virtq.driver.reuses_last() {
+                    list.reverse();
+                }
+                let (buffers, of, mut each) = (&self.buffers, &mut virtq.buffer_of, list.iter());
+                let bufs = list.iter().map(|i| Buf { addr: buffers.at(*i), len, write });
+                let added = virtq.driver.add_each(bufs, |id| {
+                    of[usize::from(id)] = *each.next().expect("as many as added");
+                });
+                assert_eq!(added, list.len(), "as many descriptors as buffers");
+                list.clear();
+            }
+            _ => {
+                for i in list.drain(..) {
+                    assert!(self.add(i, len, write), "accepted by the switch");
+                }
+            }
+        }
+    }
+
+    /// Moves `n` free buffers from `free`, in which the one used last is last, to `list`: those
+    /// whose descriptors are used again next, in the order of their use.
+    pub(super) fn take_free(&self, free: &mut Vec<u16>, n: usize, list: &mut Vec<u16>) {
+        let reuses_last = !matches!(&self.half, Half::Virtio(virtq) if !virtq.driver.reuses_last());
+        let from = if reuses_last { free.len() - n } else { 0 };
+        list.extend(free.drain(from..from + n));
     }
 
     /// Publishes added buffers.

@@ -23,6 +23,8 @@ fn memory() -> GuestMemory {
 enum Op {
     /// Driver adds a chain of so many readable and writable buffers.
     Add(u8, u8),
+    /// Driver adds so many chains of one buffer at once.
+    AddEach(u8),
     /// Driver publishes and decides on a kick.
     Publish,
     /// Device takes up to so many chains and untakes the last few.
@@ -42,6 +44,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (0_u8..4, 0_u8..4).prop_map(|(r, w)| Op::Add(r, w)),
+        1 => (1_u8..9).prop_map(Op::AddEach),
         2 => Just(Op::Publish),
         2 => (1_u8..9, 0_u8..4).prop_map(|(n, back)| Op::Take(n, back)),
         2 => (1_u8..9, any::<bool>()).prop_map(|(n, burst)| Op::Use(n, burst)),
@@ -101,6 +104,19 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                     Some(id) => added.push_back((id, bufs)),
                     None => prop_assert!(u64::from(driver.free()) < n),
                 }
+            }
+            Op::AddEach(n) => {
+                let buf = |i: u64| Buf {
+                    addr: serial + i,
+                    len: (serial % 1000) as u32 + 1,
+                    write: (serial + i).is_multiple_of(2),
+                };
+                let bufs: Vec<Buf> = (0..u64::from(n)).map(buf).collect();
+                serial += u64::from(n);
+                let (room, mut ids) = (usize::from(driver.free()), Vec::new());
+                let count = driver.add_each(bufs.iter().copied(), |id| ids.push(id));
+                prop_assert_eq!((count, ids.len()), (room.min(bufs.len()), count));
+                added.extend(ids.into_iter().zip(bufs.into_iter().map(|buf| vec![buf])));
             }
             Op::Publish => {
                 let news = !added.is_empty();
@@ -366,6 +382,45 @@ fn burst_of_endless_chains_is_cut_short() {
             let memory_taken = taken.bufs.capacity();
             assert_eq!(device.take(&memory, 64, &mut taken), Ok(1), "packed: {packed}");
             assert_eq!((taken.bufs.len(), taken.bufs.capacity()), (1024, memory_taken));
+        }
+    }
+}
+
+/// Buffers that are added again in the order that the ring asks for keep their descriptors.
+#[test]
+fn descriptors_of_buffers_added_in_the_rings_order_stay_as_they_are() {
+    const SIZE: u16 = 16;
+    for in_order in [false, true] {
+        let features = Features { in_order, ..Features::default() };
+        let memory = memory();
+        let layout = Layout { size: SIZE, desc: 0x1000, driver: 0x3000, device: 0x4000 };
+        let mut driver = DriverQueue::new(&memory, &layout, features, 0, None).unwrap();
+        let mut device = DeviceQueue::new(&memory, &layout, features, 0).unwrap();
+        let mut taken = Taken::with_capacity(64, SIZE);
+        let table = || {
+            let mut table = vec![0; 16 * usize::from(SIZE)];
+            memory.seg(layout.desc, table.len() as u32, &mut 0).unwrap().read(&mut table);
+            table
+        };
+        let mut of = [0; SIZE as usize];
+        let (mut list, mut first) = ((0..SIZE).collect::<Vec<u16>>(), None);
+        // Bursts of other lengths than the ring's.
+        for burst in [16, 3, 7, 16, 1, 5, 16, 11] {
+            let mut each = list.iter().copied();
+            let bufs = list.iter().map(|i| Buf { addr: u64::from(*i), len: 64, write: true });
+            driver.add_each(bufs, |id| of[usize::from(id)] = each.next().unwrap());
+            driver.publish();
+            assert_eq!(first.get_or_insert_with(table), &table(), "{in_order}");
+            device.take(&memory, burst, &mut taken).unwrap();
+            device.put_each(&taken.chains, taken.chains.iter().map(|_| 64));
+            device.publish();
+            let mut used = Vec::new();
+            driver.take_used(usize::MAX, &mut used).unwrap();
+            assert_eq!(used.len(), burst);
+            list = used.iter().map(|used| of[usize::from(used.id)]).collect();
+            if driver.reuses_last() {
+                list.reverse();
+            }
         }
     }
 }

@@ -141,7 +141,7 @@ impl Shared {
 
     /// Writes frames and reads copies until it is stopped and all copies are read.
     fn write_and_read(&self, size: u32) -> Counts {
-        let mut frame = vec![0xa5_u8; size as usize];
+        let frame = vec![0xa5_u8; size as usize];
         let mut chunk = [0_u8; CHUNK];
         let mut counts = Counts::default();
         let (mut written, mut read) = (0_u32, 0_u32);
@@ -152,10 +152,12 @@ impl Shared {
             let writes = room >= BATCH && !stopped;
             if writes {
                 for i in 0..BATCH {
-                    frame[..8].copy_from_slice(&counts.sent.to_le_bytes());
+                    let slot = self.sources.seg_mut(offset(written.wrapping_add(i)), size);
+                    let mut slot = slot.expect("a slot");
+                    slot.reborrow().write(&frame);
+                    // After the copy: one of bytes just stored waits for all stores before.
+                    slot.write(&counts.sent.to_le_bytes());
                     counts.sent += 1;
-                    let mut slot = self.sources.seg_mut(offset(written.wrapping_add(i)), size);
-                    slot.as_mut().expect("a slot").write(&frame);
                 }
                 written = written.wrapping_add(BATCH);
                 self.written.publish(written);

@@ -97,23 +97,12 @@ impl PackedDriver {
         if slots > self.free {
             return None;
         }
-        let id = self.free_id;
-        let shadow = &mut self.shadow[usize::from(id)];
-        self.free_id = shadow.next;
-        self.free -= slots;
-        self.chains += 1;
-        shadow.slots = slots;
-        shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
-        let head = self.avail;
         if let ([buf], true) = (bufs, self.first.is_some()) {
-            // Usual frames: the descriptor's last word, flags included, is one store.
-            let at = head.offset();
-            let flags = head.available_bits() | if buf.write { DESC_WRITE } else { 0 };
-            self.parts.desc.store_u64(at, buf.addr);
-            // Device sees the address /before/ the flags; pairs with the acquire in `take`.
-            self.parts.desc.sync_store_tail(at + 8, buf.len, id, flags, Ordering::Release);
-            return Some(self.added(id, slots));
+            return Some(self.add_one(buf));
         }
+        let room = bufs.iter().filter(|b| b.write).fold(0_u32, |n, b| n.saturating_add(b.len));
+        let id = self.reserve(slots, room);
+        let head = self.avail;
         let head_flags = if indirect {
             let pool = self.indirect.as_ref().expect("checked above");
             let (addr, len) = pool.write_packed(id, bufs);
@@ -130,6 +119,50 @@ impl PackedDriver {
             self.parts.desc.sync_store(at, head_flags, Ordering::Release);
         }
         Some(self.added(id, slots))
+    }
+
+    /// Makes chains of one buffer each, until the ring is full; returns how many.
+    #[inline]
+    pub(crate) fn add_each(
+        &mut self,
+        bufs: impl Iterator<Item = Buf>,
+        mut added: impl FnMut(u16),
+    ) -> usize {
+        let mut count = 0;
+        for buf in bufs.take(usize::from(self.free)) {
+            let id = match self.first {
+                Some(_) => self.add_one(&buf),
+                None => self.add(&[buf]).expect("a free descriptor"),
+            };
+            added(id);
+            count += 1;
+        }
+        count
+    }
+
+    /// Makes a chain of one buffer, not the first since the last burst was published: its
+    /// descriptor's last word, flags included, is one store.
+    #[inline(always)]
+    fn add_one(&mut self, buf: &Buf) -> u16 {
+        let id = self.reserve(1, if buf.write { buf.len } else { 0 });
+        let at = self.avail.offset();
+        let flags = self.avail.available_bits() | if buf.write { DESC_WRITE } else { 0 };
+        self.parts.desc.store_u64(at, buf.addr);
+        // Device sees the address /before/ the flags; pairs with the acquire in `take`.
+        self.parts.desc.sync_store_tail(at + 8, buf.len, id, flags, Ordering::Release);
+        self.added(id, 1)
+    }
+
+    /// Takes an id for a chain of so many free slots.
+    #[inline(always)]
+    fn reserve(&mut self, slots: u16, room: u32) -> u16 {
+        let id = self.free_id;
+        let shadow = &mut self.shadow[usize::from(id)];
+        self.free_id = shadow.next;
+        self.free -= slots;
+        self.chains += 1;
+        (shadow.slots, shadow.room) = (slots, room);
+        id
     }
 
     /// Records a chain whose descriptors are written; returns its id.
@@ -195,6 +228,7 @@ impl PackedDriver {
         out: &mut Vec<Used>,
     ) -> Result<usize, Malformed> {
         let start = out.len();
+        out.reserve(usize::from(self.chains).min(max));
         while out.len() - start < max && self.has_used_acquire() {
             let at = self.used.offset();
             let mut len = self.parts.desc.load_u32(at + 8);
@@ -223,6 +257,7 @@ impl PackedDriver {
         Ok(out.len() - start)
     }
 
+    #[inline(always)]
     fn release(&mut self, id: u16) -> Result<(), Malformed> {
         let shadow = &mut self.shadow[usize::from(id)];
         let slots = std::mem::take(&mut shadow.slots);

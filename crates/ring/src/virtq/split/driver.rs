@@ -103,9 +103,12 @@ impl SplitDriver {
         } else {
             for (i, buf) in bufs.iter().enumerate() {
                 let next = self.shadow[usize::from(at)].next;
-                let more = if i + 1 < bufs.len() { DESC_NEXT } else { 0 };
                 let write = if buf.write { DESC_WRITE } else { 0 };
-                self.write(at, buf.addr, buf.len, more | write, next);
+                if i + 1 < bufs.len() {
+                    self.write(at, buf.addr, buf.len, DESC_NEXT | write, next);
+                } else {
+                    self.write(at, buf.addr, buf.len, write, 0);
+                }
                 at = next;
             }
         }
@@ -121,11 +124,47 @@ impl SplitDriver {
         Some(head)
     }
 
+    /// Makes chains of one buffer each, until the table is full; returns how many.
+    #[inline]
+    pub(crate) fn add_each(
+        &mut self,
+        bufs: impl Iterator<Item = Buf>,
+        mut added: impl FnMut(u16),
+    ) -> usize {
+        // In registers: a store waits for those before it, which wait for lines of the peer's CPU.
+        let (mut head, mut avail, mut count) = (self.free_head, self.avail_next, 0);
+        for buf in bufs.take(usize::from(self.free)) {
+            self.write(head, buf.addr, buf.len, if buf.write { DESC_WRITE } else { 0 }, 0);
+            self.parts.avail.store_u16(self.parts.avail_entry(avail.advance()), head);
+            if self.features.in_order {
+                self.order.push_back(head);
+            }
+            let shadow = &mut self.shadow[usize::from(head)];
+            shadow.slots = 1;
+            shadow.room = if buf.write { buf.len } else { 0 };
+            added(head);
+            head = shadow.next;
+            count += 1;
+        }
+        (self.free_head, self.avail_next) = (head, avail);
+        self.free -= count;
+        count.into()
+    }
+
+    pub(crate) fn reuses_last(&self) -> bool {
+        !self.features.in_order
+    }
+
+    /// Writes a descriptor, unless it is the same already: its line then stays in both sides' caches.
+    #[inline]
     fn write(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) {
         let at = DESC_LEN * usize::from(at);
-        self.parts.desc.store_u64(at, addr);
         let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
-        self.parts.desc.store_u64(at + 8, rest);
+        for (at, word) in [(at, addr), (at + 8, rest)] {
+            if self.parts.desc.load_u64(at) != word {
+                self.parts.desc.store_u64(at, word);
+            }
+        }
     }
 
     pub(crate) fn publish(&mut self) {
@@ -161,6 +200,7 @@ impl SplitDriver {
     ) -> Result<usize, Malformed> {
         let used = self.used_index()?;
         let start = out.len();
+        out.reserve(usize::from(used.since(self.used_next)).min(max));
         while self.used_next != used && out.len() - start < max {
             let at = self.parts.used_element(self.used_next);
             let id = Untrusted::new(self.parts.used.load_u32(at));
@@ -230,6 +270,7 @@ impl SplitDriver {
     }
 
     /// Frees the descriptors of the chain at `head`.
+    #[inline(always)]
     fn release(&mut self, head: u16) -> Result<(), Malformed> {
         let shadow = &mut self.shadow[usize::from(head)];
         let slots = shadow.slots;
