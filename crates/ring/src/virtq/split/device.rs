@@ -88,7 +88,8 @@ impl SplitDevice {
         if n == 0 {
             return Ok(0);
         }
-        let heads = self.heads(n);
+        let mut heads = [0; HEADS_MAX];
+        self.fetch_heads(&mut heads[..n]);
         let mut left = &heads[..n];
         while let Some((head, desc)) = self.take_plain(&mut left, out) {
             if !self.take_several(memory, head, desc, out) {
@@ -157,18 +158,18 @@ impl SplitDevice {
         is_taken
     }
 
-    /// Fetches the next `n` heads, and prefetches their descriptors.
+    /// Fetches the next heads, and prefetches their descriptors. Into the place where they are read:
+    /// a copy of the array, by loads wider than the stores, would wait for all stores before.
     #[inline]
-    fn heads(&self, n: usize) -> [u16; HEADS_MAX] {
-        let mut heads = [0; HEADS_MAX];
+    fn fetch_heads(&self, heads: &mut [u16]) {
         let slot = self.avail_next.slot(self.parts.mask).get();
-        let (first, wrapped) = heads[..n].split_at_mut(n.min(usize::from(self.parts.size) - slot));
+        let to_end = heads.len().min(usize::from(self.parts.size) - slot);
+        let (first, wrapped) = heads.split_at_mut(to_end);
         self.parts.avail.load_u16s(RING + 2 * slot, first);
         self.parts.avail.load_u16s(RING, wrapped);
-        for head in &heads[..n] {
+        for head in heads.iter() {
             self.parts.desc.prefetch(DESC_LEN * usize::from(*head));
         }
-        heads
     }
 
     fn fail(&mut self, fault: Malformed) -> Malformed {
