@@ -158,8 +158,8 @@ impl SplitDevice {
         is_taken
     }
 
-    /// Fetches the next heads, and prefetches their descriptors. Into the place where they are read:
-    /// a copy of the array, by loads wider than the stores, would wait for all stores before.
+    /// Fetches the next heads, and prefetches their descriptors. Into the place where they are
+    /// read: a copy of the array, by loads wider than the stores, would wait for all stores before.
     #[inline]
     fn fetch_heads(&self, heads: &mut [u16]) {
         let slot = self.avail_next.slot(self.parts.mask).get();

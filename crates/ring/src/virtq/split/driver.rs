@@ -155,7 +155,8 @@ impl SplitDriver {
         !self.features.in_order
     }
 
-    /// Writes a descriptor, unless it is the same already: its line then stays in both sides' caches.
+    /// Writes a descriptor, unless it is the same already: its line then stays in both sides'
+    /// caches.
     #[inline]
     fn write(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) {
         let at = DESC_LEN * usize::from(at);
