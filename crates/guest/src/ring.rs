@@ -210,15 +210,11 @@ impl Ring {
         }
     }
 
-    /// Adds the first `len` bytes of each buffer in `list`, which it empties, in the order in which
-    /// descriptors of used buffers are used again. Panics if the switch does not accept one: it
-    /// accepts all for writing, and plain frames that are not too long.
+    /// Adds the first `len` bytes of each buffer in `list`, which it empties. Panics if the switch
+    /// does not accept one: it accepts all for writing, and plain frames that are not too long.
     pub(super) fn add_all(&mut self, list: &mut Vec<u16>, len: u32, write: bool) {
         match &mut self.half {
             Half::Virtio(virtq) if !self.buffers.apart => {
-                if virtq.driver.reuses_last() {
-                    list.reverse();
-                }
                 let (buffers, of, mut each) = (&self.buffers, &mut virtq.buffer_of, list.iter());
                 let bufs = list.iter().map(|i| Buf { addr: buffers.at(*i), len, write });
                 let added = virtq.driver.add_each(bufs, |id| {
@@ -233,14 +229,6 @@ impl Ring {
                 }
             }
         }
-    }
-
-    /// Moves `n` free buffers from `free`, in which the one used last is last, to `list`: those
-    /// whose descriptors are used again next, in the order of their use.
-    pub(super) fn take_free(&self, free: &mut Vec<u16>, n: usize, list: &mut Vec<u16>) {
-        let reuses_last = !matches!(&self.half, Half::Virtio(virtq) if !virtq.driver.reuses_last());
-        let from = if reuses_last { free.len() - n } else { 0 };
-        list.extend(free.drain(from..from + n));
     }
 
     /// Publishes added buffers.

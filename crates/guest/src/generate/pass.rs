@@ -179,7 +179,7 @@ struct Sender {
     frames: u64,
     /// Header and frame.
     bytes: Vec<u8>,
-    /// Buffers that the switch does not have.
+    /// Buffers that the switch does not have, in the order of their use.
     free: Vec<u16>,
     /// Frames sent at once.
     batch: u64,
@@ -217,7 +217,7 @@ impl Sender {
         if (self.free.len() as u64) < batch {
             return Ok(false);
         }
-        ring.take_free(&mut self.free, batch as usize, &mut self.batch_buffers);
+        self.batch_buffers.extend(self.free.drain(..batch as usize));
         let len = self.bytes.len() as u32;
         for i in &self.batch_buffers {
             ring.to_write(*i, len).for_each(|to| to.prefetch(HDR_LEN as u32));

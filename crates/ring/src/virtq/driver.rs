@@ -99,22 +99,15 @@ impl DriverQueue {
 
     /// Makes a chain of each of `bufs`, in order, until the ring is full, and calls `added` with
     /// its id; returns how many. As [`add`](Self::add), at less cost for each.
+    ///
+    /// Buffers that are added again in the order in which they were used have the same descriptors
+    /// as before. On a split ring these are then not written: their lines stay in the caches of
+    /// both sides.
     #[inline]
     pub fn add_each(&mut self, bufs: impl Iterator<Item = Buf>, added: impl FnMut(u16)) -> usize {
         match &mut self.0 {
             Kind::Split(q) => q.add_each(bufs, added),
             Kind::Packed(q) => q.add_each(bufs, added),
-        }
-    }
-
-    /// Whether the next chain gets the descriptor of the chain that was used last; otherwise, of
-    /// the one used first. If buffers are added again in that order, each has the same descriptor
-    /// as before, which on a split ring is then not written: its line stays in the caches of both
-    /// sides.
-    pub fn reuses_last(&self) -> bool {
-        match &self.0 {
-            Kind::Split(q) => q.reuses_last(),
-            Kind::Packed(_) => true,
         }
     }
 

@@ -27,7 +27,10 @@ pub(crate) struct SplitDriver {
     parts: Parts,
     features: Features,
     shadow: Vec<Shadow>,
+    /// Free descriptors are a list, in the order in which they were used: buffers that are added
+    /// again in that order keep theirs. With IN_ORDER (2.7.9) it is the order of the table.
     free_head: u16,
+    free_tail: u16,
     free: u16,
     avail_next: Idx<u16>,
     avail_published: Idx<u16>,
@@ -56,8 +59,8 @@ impl SplitDriver {
         parts.used.sync_store(IDX, start, Ordering::Release);
         let start = Idx::<u16>::new(start);
         Self {
-            // IN_ORDER (2.7.9): the driver uses the table as a ring from the start index on.
             free_head: start.get() & parts.mask,
+            free_tail: start.minus(1).get() & parts.mask,
             parts,
             features,
             shadow,
@@ -149,10 +152,6 @@ impl SplitDriver {
         (self.free_head, self.avail_next) = (head, avail);
         self.free -= count;
         count.into()
-    }
-
-    pub(crate) fn reuses_last(&self) -> bool {
-        !self.features.in_order
     }
 
     /// Writes a descriptor, unless it is the same already: its line then stays in both sides'
@@ -281,18 +280,18 @@ impl SplitDriver {
                 return Err(Malformed::UsedId(u32::from(head)));
             }
         }
-        // Without the checks, a chain used twice would count twice.
-        self.free = self.free.saturating_add(slots).min(self.parts.size);
-        if self.features.in_order {
-            // The table is a ring; the links never change.
-            return Ok(());
-        }
         let mut last = head;
         for _ in 1..slots {
             last = self.shadow[usize::from(last)].next;
         }
-        self.shadow[usize::from(last)].next = self.free_head;
-        self.free_head = head;
+        if self.free == 0 {
+            self.free_head = head;
+        } else {
+            self.shadow[usize::from(self.free_tail)].next = head;
+        }
+        self.free_tail = last;
+        // Without the checks, a chain used twice would count twice.
+        self.free = self.free.saturating_add(slots).min(self.parts.size);
         Ok(())
     }
 
