@@ -159,8 +159,8 @@ fn open_fds() -> Vec<PathBuf> {
     entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect()
 }
 
-/// Waits until only the descriptors of `before` are open: a leak stays, a file that a C library's
-/// thread opens for a moment does not. Returns those that are open at the end.
+/// Waits until only the descriptors of `before` are open: a leak stays, what a thread opens for a
+/// moment does not. Returns those that are open at the end.
 fn settled(before: &[PathBuf]) -> Vec<PathBuf> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -90,8 +90,13 @@ impl SplitDriver {
     /// Makes one chain of `bufs`; `None` when the table is full. Visible at `publish`.
     pub(crate) fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
         assert!(!bufs.is_empty());
+        if let [buf] = bufs {
+            let mut head = None;
+            self.add_each(std::iter::once(*buf), |added| head = Some(added));
+            return head;
+        }
         let count = u16::try_from(bufs.len()).ok()?;
-        let indirect = count > 1 && self.indirect.as_ref().is_some_and(|p| p.fits(bufs));
+        let indirect = self.indirect.as_ref().is_some_and(|p| p.fits(bufs));
         let slots = if indirect { 1 } else { count };
         if slots > self.free {
             return None;
