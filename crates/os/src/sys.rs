@@ -7,6 +7,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event::signal;
@@ -59,9 +60,16 @@ pub fn limit_heaps(most: usize) {
 /// threads that allocate wait.
 pub fn trim_heaps() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it changes only free memory, under the allocator's own locks.
-    unsafe {
-        libc::malloc_trim(0);
+    {
+        /// glibc initialises its allocator at the first use, without a lock. If another one has
+        /// replaced it, as a sanitizer's does, this is the first use: two at a time, and it aborts.
+        static FIRST_USE: Mutex<()> = Mutex::new(());
+        let _guard = FIRST_USE.lock();
+        // SAFETY: it changes only free memory, under the allocator's own locks; its first use is
+        // under ours.
+        unsafe {
+            libc::malloc_trim(0);
+        }
     }
 }
 
