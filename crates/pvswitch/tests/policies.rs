@@ -195,6 +195,22 @@ fn a_kick_policy_of_one_queue_affects_only_that_queue() {
 }
 
 #[test]
+fn a_guest_does_not_kick_a_queue_that_is_polled_without_end() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ",poll=spin"), "n=null".into()];
+    let switch = Switch::start(&dir, &[], &ports);
+    // The ring of each guest is new, and its queue has been polled all the time.
+    for ring in [&["--packed"][..], &["--set", "suppress=flags"], &[]] {
+        let frames = ["--frames", "200000"];
+        let sent = Gen::start(&dir.path("a"), &[ring, &frames].concat()).report();
+        let kicks = sent["kicks_tx"].as_u64().unwrap();
+        // Each fills the ring at most until the worker is running.
+        assert!(kicks <= 256, "{ring:?}: {kicks} kicks, bursts of up to 64 frames: {sent}");
+        switch.wait_up("a", false);
+    }
+}
+
+#[test]
 fn an_idle_guest_sleeps_and_replies_to_requests() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", "")]);

@@ -512,7 +512,11 @@ impl<Q> Scheduler<Q> {
             queue.poller.wake(now);
         }
         let waits = queue.waits_slow(self.slow_from, now) || queue.waits_rate(now);
-        if queue.state != State::Warm || !waits {
+        if queue.state != State::Cold && queue.poller.disarms() {
+            // Its ring is new, and was not disarmed with the one before.
+            self.todo(Todo::Disarm, at);
+        }
+        if self.queues[at].state != State::Warm || !waits {
             self.poll_at(at);
         }
         true

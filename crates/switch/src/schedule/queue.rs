@@ -238,7 +238,7 @@ impl<Q> Scheduler<Q> {
         }
     }
 
-    fn todo(&mut self, todo: Todo, at: usize) {
+    pub(super) fn todo(&mut self, todo: Todo, at: usize) {
         self.todo.push_back((todo, at));
         self.is_pending = true;
     }

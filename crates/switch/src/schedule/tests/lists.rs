@@ -102,3 +102,18 @@ fn queues_that_are_given_away_leave_with_what_was_to_be_done_about_them() {
     assert!(worker.scheduler.remove(token(1)).is_none());
     assert!(!worker.scheduler.kick(token(1), Instant::START));
 }
+
+#[test]
+fn queue_that_is_kicked_while_it_is_polled_is_disarmed() {
+    // Its ring is new: that of before was disarmed, or there was none.
+    for (policy, times) in [(Policy::Spin, 1), (Policy::ADAPTIVE, 1), (Policy::Event, 0)] {
+        let mut worker = Worker::new();
+        worker.add(0, policy, true);
+        worker.settle();
+        worker.log.clear();
+        assert!(worker.scheduler.kick(token(0), worker.now()));
+        worker.settle();
+        let disarms = worker.log.iter().filter(|effect| matches!(effect, Effect::Disarm { .. }));
+        assert_eq!(disarms.count(), times, "{policy}");
+    }
+}
