@@ -128,29 +128,50 @@ impl PackedDriver {
         bufs: impl Iterator<Item = Buf>,
         mut added: impl FnMut(u16),
     ) -> usize {
-        let mut count = 0;
-        for buf in bufs.take(usize::from(self.free)) {
-            let id = match self.first {
-                Some(_) => self.add_one(&buf),
-                None => self.add(&[buf]).expect("a free descriptor"),
-            };
+        let mut bufs = bufs.take(usize::from(self.free));
+        let mut firsts = 0;
+        if self.first.is_none() {
+            let Some(buf) = bufs.next() else { return 0 };
+            added(self.add(&[buf]).expect("a free descriptor"));
+            firsts = 1;
+        }
+        // In registers: a load of what was just stored, in part, waits until that store is done,
+        // and all those of descriptors before it, whose lines the device has.
+        let (mut at, mut id, mut count) = (self.avail, self.free_id, 0);
+        for buf in bufs {
+            self.write_one(at, &buf, id);
+            let shadow = &mut self.shadow[usize::from(id)];
+            (shadow.slots, shadow.room) = (1, if buf.write { buf.len } else { 0 });
+            if self.features.in_order {
+                self.order.push_back(id);
+            }
             added(id);
+            id = shadow.next;
+            at.advance(1, self.parts.size);
             count += 1;
         }
-        count
+        (self.avail, self.free_id) = (at, id);
+        self.free -= count;
+        self.chains += count;
+        self.unpublished = self.unpublished.saturating_add(count);
+        firsts + usize::from(count)
     }
 
-    /// Makes a chain of one buffer, not the first since the last burst was published: its
-    /// descriptor's last word, flags included, is one store.
-    #[inline(always)]
+    /// Makes a chain of one buffer, not the first since the last burst was published.
     fn add_one(&mut self, buf: &Buf) -> u16 {
         let id = self.reserve(1, if buf.write { buf.len } else { 0 });
-        let at = self.avail.offset();
-        let flags = self.avail.available_bits() | if buf.write { DESC_WRITE } else { 0 };
+        self.write_one(self.avail, buf, id);
+        self.added(id, 1)
+    }
+
+    /// Writes the descriptor of such a chain: its last word, flags included, is one store.
+    #[inline(always)]
+    fn write_one(&self, pos: Pos, buf: &Buf, id: u16) {
+        let at = pos.offset();
+        let flags = pos.available_bits() | if buf.write { DESC_WRITE } else { 0 };
         self.parts.desc.store_u64(at, buf.addr);
         // Device sees the address /before/ the flags; pairs with the acquire in `take`.
         self.parts.desc.sync_store_tail(at + 8, buf.len, id, flags, Ordering::Release);
-        self.added(id, 1)
     }
 
     /// Takes an id for a chain of so many free slots.
