@@ -253,7 +253,8 @@ fn execute(
     if status.success() {
         return Ok(Some(found));
     }
-    let reported = log.iter().position(|line| line.contains("ERROR:"));
+    let begins = |line: &String| line.contains("ERROR:") || line.contains("panicked at");
+    let reported = log.iter().position(begins);
     let last = log[reported.unwrap_or(log.len().saturating_sub(40))..].join("\n");
     if found.edges == 0 {
         return Err(format!("{name}: {status}\n{last}"));

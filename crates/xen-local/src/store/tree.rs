@@ -80,7 +80,8 @@ impl Node {
 #[derive(Debug)]
 pub struct Change {
     pub path: String,
-    /// Whether only watches of exactly this node are notified: it was removed with a parent.
+    /// Whether only watches of exactly this node are notified: it was last removed, with a parent,
+    /// whose removal the others are notified of.
     pub exact: bool,
     pub readers: Vec<Perms>,
     /// Number of versions from the first change; the others are from the last one.
@@ -94,8 +95,8 @@ pub struct Transaction {
     replaced: BTreeMap<String, Option<Arc<Node>>>,
     /// One entry per node, however often it was changed.
     changes: Vec<Change>,
-    /// Index of (path, exact) in `changes`.
-    places: BTreeMap<(String, bool), usize>,
+    /// Index of a path in `changes`.
+    places: BTreeMap<String, usize>,
     /// Number of nodes that its domain owns more, or less, after it. Every replaced node was read,
     /// so this holds if the transaction can be committed.
     owned: isize,
@@ -379,9 +380,10 @@ impl View<'_> {
             readers.extend(self.node(path).ok().flatten().map(|node| node.perms.clone()));
         }
         let Transaction { changes, places, .. } = &mut *self.transaction;
-        let at = *places.entry((path.into(), exact)).or_insert(changes.len());
+        let at = *places.entry(path.into()).or_insert(changes.len());
         match changes.get_mut(at) {
             Some(change) => {
+                change.exact = exact;
                 // Intermediate versions in a transaction are never visible.
                 change.readers.truncate(change.first);
                 change.readers.extend(readers);
@@ -457,14 +459,16 @@ impl View<'_> {
             return self.get(up, Access::Read).map(drop);
         }
         let node = self.get(path, Access::Write)?;
-        let above = self.node(up)?.ok_or(Errno::Eio)?;
+        // What this transaction saw of one moment does not fit what it sees now, of a later one. It
+        // can no longer be committed.
+        let above = self.node(up)?.ok_or(Errno::Eagain)?;
         let mut gone = vec![(path.to_string(), node)];
         let mut next = 0;
         while let Some((at, node)) = gone.get(next) {
             let children: Vec<String> =
                 node.children.iter().map(|name| format!("{at}/{name}")).collect();
             for child in children {
-                let node = self.node(&child)?.ok_or(Errno::Eio)?;
+                let node = self.node(&child)?.ok_or(Errno::Eagain)?;
                 gone.push((child, node));
             }
             next += 1;

@@ -99,3 +99,50 @@ fn a_parent_is_copied_once_per_transaction() {
         Some(1000)
     );
 }
+
+/// A transaction's limit of nodes is that of its changes, too: they have one entry for each node.
+#[test]
+fn node_that_is_changed_and_removed_with_its_parent_is_one_change() {
+    let mut tree = Tree::new(&[Perm::new(Access::Read, 0)]);
+    host(&mut tree, |view| view.mkdir(HOME));
+    host(&mut tree, |view| view.set_perms(HOME, own(DOMID)));
+    let mut transaction = Transaction::default();
+    let (above, below) = (format!("{HOME}/a"), format!("{HOME}/a/b"));
+    let mut view = view(&mut tree, &mut transaction, DOMID);
+    view.write(&above, b"").unwrap();
+    view.write(&below, b"").unwrap();
+    view.rm(&above).unwrap();
+    let changes = |view: &View<'_>| {
+        let changes = view.transaction.changes.iter();
+        changes.map(|change| (change.path.clone(), change.exact)).collect::<Vec<_>>()
+    };
+    // Watches above the second node are notified of the removal of the first.
+    assert_eq!(changes(&view), [(above.clone(), false), (below.clone(), true)]);
+    view.write(&below, b"").unwrap();
+    assert_eq!(changes(&view), [(above, false), (below, false)]);
+    assert!(transaction.changed() <= transaction.touched());
+}
+
+/// What a transaction sees is of two moments if others change the tree meanwhile.
+#[test]
+fn transaction_that_sees_a_child_go_is_to_be_repeated() {
+    let mut tree = Tree::new(&[Perm::new(Access::Read, 0)]);
+    let (above, below) = (format!("{HOME}/a"), format!("{HOME}/a/b"));
+    for goes in [&below, &above] {
+        host(&mut tree, |view| view.write(&below, b""));
+        let mut transaction = Transaction::default();
+        assert!(view(&mut tree, &mut transaction, 0).get(&above, Access::Read).is_ok());
+        host(&mut tree, |view| view.rm(goes));
+        let again = view(&mut tree, &mut transaction, 0).rm(&above);
+        assert_eq!(again, Err(Errno::Eagain), "without {goes}");
+        let committed = tree.commit(transaction, 0, Limits::XENSTORED);
+        assert_eq!(committed.map(|changes| changes.len()), Err(Errno::Eagain), "without {goes}");
+    }
+    let mut transaction = Transaction::default();
+    host(&mut tree, |view| view.rm(HOME));
+    let absent = view(&mut tree, &mut transaction, 0).get(&above, Access::Read);
+    assert_eq!(absent.map(drop), Err(Errno::Enoent));
+    host(&mut tree, |view| view.write(&below, b""));
+    let again = view(&mut tree, &mut transaction, 0).rm(&below);
+    assert_eq!(again, Err(Errno::Eagain), "its parent was absent");
+}
