@@ -17,7 +17,8 @@ const SAMPLES_LEAST: f64 = 10.0;
 
 const ABOUT: &str = "\
 silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
-the 99th percentile is the slowest. at-once: 50 frames every millisecond, back to back. on-off-N: \
+the 99th percentile is the slowest. After 200 ms the caches and translations of addresses are cold, \
+after 2 ms not: the difference is the machine's. at-once: 50 frames every millisecond, back to back. on-off-N: \
 100 000 frames per second for N ms, then none for as long. Latency is from the sender's ring to \
 the receiver's program. It includes the receiver's wake-up, which is the same for every policy: \
 spin shows the minimum.";
@@ -68,6 +69,7 @@ impl Study for Latency {
         let all = [
             "silence-1000",
             "silence-200",
+            "silence-2",
             "at-once",
             "on-off-0.5",
             "on-off-1",
