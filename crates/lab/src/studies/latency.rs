@@ -18,10 +18,10 @@ const SAMPLES_LEAST: f64 = 10.0;
 const ABOUT: &str = "\
 silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
 the 99th percentile is the slowest. After 200 ms the caches and translations of addresses are \
-cold, after 2 ms not: the difference is the machine's. at-once: 50 frames every millisecond, \
-back to back. on-off-N: 100 000 frames per second for N ms, then none for as long. Latency is \
-from the sender's ring to the receiver's program. It includes the receiver's wake-up, which is \
-the same for every policy: spin shows the minimum.";
+cold, after 2 ms hardly: most of the difference is the machine's. at-once: 50 frames every \
+millisecond, back to back. on-off-N: 100 000 frames per second for N ms, then none for as long. \
+Latency is from the sender's ring to the receiver's program. It includes the receiver's wake-up, \
+which is the same for every policy: spin shows the minimum.";
 
 /// The study.
 pub struct Latency;
