@@ -513,7 +513,7 @@ impl<Q> Scheduler<Q> {
         }
         let waits = queue.waits_slow(self.slow_from, now) || queue.waits_rate(now);
         if queue.state != State::Cold && queue.poller.disarms() {
-            // Its ring is new, and was not disarmed with the one before.
+            // Its ring is new, or its policy, and was not disarmed when the queue became hot.
             self.todo(Todo::Disarm, at);
         }
         if self.queues[at].state != State::Warm || !waits {

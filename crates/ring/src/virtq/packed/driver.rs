@@ -98,7 +98,9 @@ impl PackedDriver {
             return None;
         }
         if let ([buf], true) = (bufs, self.first.is_some()) {
-            return Some(self.add_one(buf));
+            let mut id = None;
+            self.add_each(std::iter::once(*buf), |added| id = Some(added));
+            return id;
         }
         let room = bufs.iter().filter(|b| b.write).fold(0_u32, |n, b| n.saturating_add(b.len));
         let id = self.reserve(slots, room);
@@ -157,14 +159,8 @@ impl PackedDriver {
         firsts + usize::from(count)
     }
 
-    /// Makes a chain of one buffer, not the first since the last burst was published.
-    fn add_one(&mut self, buf: &Buf) -> u16 {
-        let id = self.reserve(1, if buf.write { buf.len } else { 0 });
-        self.write_one(self.avail, buf, id);
-        self.added(id, 1)
-    }
-
-    /// Writes the descriptor of such a chain: its last word, flags included, is one store.
+    /// Writes the descriptor of a chain of one buffer, not the first since the last burst was
+    /// published: its last word, flags included, is one store.
     #[inline(always)]
     fn write_one(&self, pos: Pos, buf: &Buf, id: u16) {
         let at = pos.offset();
