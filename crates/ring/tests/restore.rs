@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::{BASE, Raw, SPLIT};
+use common::{BASE, FRESH, PACKED, Raw, SPLIT};
 use proptest::prelude::*;
-use ring::virtq::{Buf, Malformed, Taken};
+use ring::virtq::{Buf, Features, Malformed, Taken};
 
 const SIZE: u16 = 16;
 
@@ -74,5 +74,43 @@ proptest! {
         let mut taken = Taken::with_capacity(64, SIZE);
         let got = device.take(&raw.memory, 64, &mut taken);
         prop_assert!(matches!(got, Err(Malformed::IndexJump { .. })), "{:?}", got);
+    }
+}
+
+proptest! {
+    /// A packed ring that is drained has the same base after a restart, also where its last lap
+    /// ends with the ring and slot 0 belongs to a chain, or to a batch, that began a lap before:
+    /// base 0 is then not that of a ring in its first lap.
+    #[test]
+    fn drained_packed_ring_goes_on_at_its_base(
+        size in 1_u16..=SIZE,
+        in_order in any::<bool>(),
+        bursts in prop::collection::vec((1_u16..=SIZE, 1_u16..=4), 1..60),
+    ) {
+        let features = Features { in_order, ..PACKED };
+        let raw = Raw::new(size);
+        let mut driver = raw.driver(features, FRESH);
+        let mut device = raw.device(features, FRESH);
+        let mut taken = Taken::with_capacity(64, size);
+        let mut back = Vec::new();
+        for (slots, long) in bursts {
+            let (mut left, long) = (slots.min(size), long.min(size));
+            while left > 0 {
+                let len = long.min(left);
+                left -= len;
+                let buf = Buf { addr: BASE + 0x4_0000, len: 64, write: true };
+                driver.add(&vec![buf; usize::from(len)]).unwrap();
+            }
+            driver.publish();
+            taken.clear();
+            device.take(&raw.memory, 64, &mut taken).unwrap();
+            device.put_all(&taken.chains);
+            device.publish();
+            let base = device.base();
+            device = raw.device(features, base);
+            prop_assert_eq!(device.base(), base);
+            back.clear();
+            prop_assert_eq!(driver.take_used(64, &mut back), Ok(taken.chains.len()));
+        }
     }
 }

@@ -41,12 +41,8 @@ const BASE_FRESH: u32 = 0x8000_8000;
 
 impl PackedDevice {
     pub(crate) fn new(parts: Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
-        // User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
-        // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0 with
-        // USED set, so the two are distinguishable.
-        let untouched = parts.desc.sync_load(DESC_FLAGS, Ordering::Acquire) & USED == 0;
         let base = match base {
-            0 if untouched => BASE_FRESH,
+            0 if parts.is_in_first_lap() => BASE_FRESH,
             // DPDK's virtio-user sends the available position only. Chains are used in order and a
             // ring that stops has none in flight, so the used position is equal.
             1..=0xffff => base | base << 16,

@@ -138,6 +138,19 @@ impl Parts {
         })
     }
 
+    /// Whether no position has passed the end of the ring yet, of a ring that starts at base 0.
+    ///
+    /// User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
+    /// descriptors available with the wrap bit set. A real base 0, after an odd number of laps, has
+    /// a descriptor with USED set: the last chain or batch used before the end of the ring is
+    /// marked so at its first slot, until that is made available for the next lap, which sets it,
+    /// too. Not slot 0 alone is to be looked at: a chain, or a batch that is used in order, may
+    /// have reached over it from the lap before, and is marked where it began.
+    pub(super) fn is_in_first_lap(&self) -> bool {
+        let flags_at = |slot| self.desc.sync_load(slot * DESC_LEN + DESC_FLAGS, Ordering::Acquire);
+        (0..usize::from(self.size)).all(|slot| flags_at(slot) & USED == 0)
+    }
+
     /// The parts of a modelled ring.
     #[cfg(loom)]
     pub(super) fn modelled(ring: &super::ModelledRing) -> Self {
