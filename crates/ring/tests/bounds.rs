@@ -105,27 +105,45 @@ fn chain_of_twice_the_ring_is_refused_before_it_is_read_to_its_end() {
 /// Issue 14, row 5.
 #[test]
 fn chain_longer_than_the_bound_is_taken_alone_and_in_part() {
-    for packed in [false, true] {
-        for table in [0, SIZE] {
-            let raw = Raw::new(SIZE);
-            let long = Shape { direct: if table > 0 { 1 } else { SIZE - 2 }, table, write: true };
-            let short = Shape { direct: 1, table: 0, write: true };
-            let bufs = fill(&raw, packed, &[short, long, short]);
-            let mut device = device(&raw, packed);
-            let mut taken = Taken::bounded(CHAINS, DESCS);
-            assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
-            assert!(taken.is_cut(), "packed {packed} table {table}");
-            assert_eq!(taken.bufs, bufs[0], "nothing of the next one stays");
-            // It exceeds the bound together with the first, which is decided without reading it.
-            assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(0));
-            taken.forget_first(1);
-            assert_eq!(device.take_more(&raw.memory, 1, &mut taken), Ok(1));
-            assert_eq!(taken.writes(&taken.chains[0]), &bufs[1][..DESCS]);
-            taken.forget_first(1);
-            assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(1));
-            assert_eq!(taken.bufs, bufs[2], "the ring continues after the long one");
-        }
+    // A packed chain without a table is refused, see below.
+    for (packed, table) in [(false, 0), (false, SIZE), (true, SIZE)] {
+        let raw = Raw::new(SIZE);
+        let long = Shape { direct: if table > 0 { 1 } else { SIZE - 2 }, table, write: true };
+        let short = Shape { direct: 1, table: 0, write: true };
+        let bufs = fill(&raw, packed, &[short, long, short]);
+        let mut device = device(&raw, packed);
+        let mut taken = Taken::bounded(CHAINS, DESCS);
+        assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
+        assert!(taken.is_cut(), "packed {packed} table {table}");
+        assert_eq!(taken.bufs, bufs[0], "nothing of the next one stays");
+        // It exceeds the bound together with the first, which is decided without reading it.
+        assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(0));
+        taken.forget_first(1);
+        assert_eq!(device.take_more(&raw.memory, 1, &mut taken), Ok(1));
+        assert_eq!(taken.writes(&taken.chains[0]), &bufs[1][..DESCS]);
+        taken.forget_first(1);
+        assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(1));
+        assert_eq!(taken.bufs, bufs[2], "the ring continues after the long one");
     }
+}
+
+/// Its id is at its end, and the walk there is the cost: with a ring of 32,768, half a megabyte for
+/// each chain, while the sender of a frame to that ring pays.
+#[test]
+fn packed_chain_without_a_table_longer_than_the_bound_is_refused() {
+    let raw = Raw::new(SIZE);
+    let long = Shape { direct: DESCS as u16, table: 0, write: true };
+    let longer = Shape { direct: DESCS as u16 + 1, ..long };
+    let bufs = fill(&raw, true, &[long, longer]);
+    let mut device = device(&raw, true);
+    let mut taken = Taken::bounded(CHAINS, DESCS);
+    assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
+    assert_eq!(taken.bufs, bufs[0], "as long as the bound, whole");
+    assert!(taken.is_cut());
+    taken.forget_first(1);
+    let refused = Err(Malformed::DirectTooLong(DESCS as u16 + 1));
+    assert_eq!(device.take(&raw.memory, 64, &mut taken), refused);
+    assert_eq!(device.take(&raw.memory, 64, &mut taken), refused, "and stays so");
 }
 
 /// Issue 14, row 5.
@@ -178,6 +196,8 @@ proptest! {
             // A packed chain is direct or indirect (2.8.7), and none is longer than the ring.
             if packed && shape.table > 0 {
                 shape.direct = 1;
+            } else if packed {
+                shape.direct = shape.direct.min(DESCS as u16);
             }
             slots += shape.direct;
             slots <= SIZE

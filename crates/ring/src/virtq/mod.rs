@@ -141,6 +141,9 @@ pub enum Malformed {
     /// A chain longer than the ring, its indirect table included, or than that table: a loop, or
     /// longer than a driver may make it (virtio 1.3, 2.7.5.3.1).
     ChainTooLong,
+    /// A packed chain outside an indirect table, longer than a burst may be: its descriptors up to
+    /// the first one too many.
+    DirectTooLong(u16),
     /// INDIRECT set where the specification forbids it, or not negotiated.
     Indirect,
     /// An indirect table of length zero, or not a multiple of 16, or longer than allowed.
@@ -163,6 +166,9 @@ impl fmt::Display for Malformed {
             }
             Self::DescIndex(i) => write!(f, "descriptor index {i} is outside the table"),
             Self::ChainTooLong => write!(f, "descriptor chain is longer than the ring (a loop)"),
+            Self::DirectTooLong(slots) => {
+                write!(f, "descriptor chain of {slots} or more without an indirect table")
+            }
             Self::Indirect => write!(f, "indirect descriptor where none is allowed"),
             Self::IndirectLen(len) => write!(f, "indirect table of {len} bytes is not legal"),
             Self::IndirectOutside(addr) => {
@@ -228,7 +234,8 @@ impl Taken {
     /// Room for bursts of `chains` with `descs` descriptors in total. Both bound what a peer can
     /// make a burst cost, independent of the ring's size: the chain that would exceed `descs` is
     /// left for the next burst, and of one that exceeds it alone only the first `descs` buffers are
-    /// taken.
+    /// taken. A packed chain outside an indirect table has its id at its end (2.8.6): one that
+    /// exceeds `descs` alone is [`Malformed::DirectTooLong`].
     pub fn bounded(chains: usize, descs: usize) -> Self {
         // Chains of one descriptor are not counted before they are taken.
         let bufs = Vec::with_capacity(descs.max(1) + chains);

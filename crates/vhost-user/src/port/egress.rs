@@ -176,7 +176,8 @@ impl VirtioEgress {
     /// prefetches their buffers. Returns their number; chains taken earlier are unchanged.
     fn take(&mut self) -> Result<usize, Fault> {
         let Some(active) = &mut self.ring.active else { return Ok(0) };
-        if self.left.descs == 0 {
+        let is_cut = self.next == 0 && self.taken.is_cut();
+        if self.left.descs == 0 || is_cut {
             return Ok(0);
         }
         self.rooms.drain(..self.next.min(self.rooms.len()));

@@ -187,8 +187,10 @@ impl PackedDevice {
     }
 
     /// Walks one chain from the available position. Every descriptor is read exactly once; returns
-    /// how the walk ended. A chain that is taken is walked to its end, where its id is, even if not
-    /// all of its buffers are taken.
+    /// how the walk ended.
+    ///
+    /// # Errors
+    /// A chain without an indirect table that alone exceeds the bound on descriptors, too.
     fn chain(
         &self,
         memory: &GuestMemory,
@@ -209,7 +211,8 @@ impl PackedDevice {
             }
             match out.next_desc() {
                 NextDesc::Read => out.push(chain, desc.buf())?,
-                NextDesc::Skip => {}
+                // Its id is at its end, and the walk there is the cost that is bounded.
+                NextDesc::Skip => return Err(Malformed::DirectTooLong(chain.slots)),
                 NextDesc::Leave => return Ok(NextDesc::Leave),
             }
             if desc.flags & DESC_NEXT == 0 {
