@@ -280,7 +280,9 @@ impl Backend {
         match request {
             R::GET_FEATURES => answer(self.offered_features()),
             R::GET_PROTOCOL_FEATURES => answer(self.offered.bits()),
-            R::GET_QUEUE_NUM => answer(u64::from(self.device.queues_max() / 2)),
+            // Virtqueues, as rust-vmm's front-ends compare it with; QEMU does with pairs, and
+            // DPDK's back-end has a constant that exceeds both (note 0007).
+            R::GET_QUEUE_NUM => answer(u64::from(self.device.queues_max())),
             R::GET_MAX_MEM_SLOTS => answer(SLOTS_MAX as u64),
             R::SET_FEATURES => self.set_features(number(request, payload)?),
             R::SET_PROTOCOL_FEATURES => self.set_protocol_features(number(request, payload)?),

@@ -97,8 +97,14 @@ pub enum ProtocolError {
     Ring {
         /// The index.
         index: u64,
-        /// Number of rings.
-        rings: u16,
+        /// Queue pairs of the device.
+        pairs: u16,
+    },
+    /// A ring of a second queue pair, or the control queue after it, of a front-end without
+    /// protocol feature MQ.
+    OnePair {
+        /// The index.
+        index: u64,
     },
     /// An invalid queue size.
     QueueSize {
@@ -201,7 +207,7 @@ impl ProtocolError {
             Self::Features { .. } => "features",
             Self::ProtocolFeatures { .. } => "protocol_features",
             Self::InBand => "in_band",
-            Self::Ring { .. } => "ring_index",
+            Self::Ring { .. } | Self::OnePair { .. } => "ring_index",
             Self::QueueSize { .. } => "queue_size",
             Self::RingOutside { .. } => "ring_outside",
             Self::Layout { .. } => "ring_layout",
@@ -347,9 +353,16 @@ impl ProtocolError {
 
     fn fmt_content(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ring { index, rings } => {
-                write!(f, "ring index {index} is out of range: there are {rings} rings")
-            }
+            Self::Ring { index, pairs } => write!(
+                f,
+                "ring index {index} is out of range (number of queue pairs: {pairs}); for a guest \
+                 with more, set queues= of the port"
+            ),
+            Self::OnePair { index } => write!(
+                f,
+                "ring index {index}: several queue pairs need protocol feature MQ, which the \
+                 front-end lacks: set queues=1 of the port"
+            ),
             Self::QueueSize { ring, size } => write!(
                 f,
                 "ring {ring}: queue size {size} must be 1 to 32768, a power of two unless packed"

@@ -366,6 +366,7 @@ impl Frontend {
         let memory = Arc::new(GuestMemory::new(vec![region]).expect("one region, well formed"));
         share_memory(&mut client, &mapping, plan.size)?;
         let config = read_config(&mut client)?;
+        check_pairs(params.pairs, &config)?;
         let mut queues: Vec<Queue> = Vec::new();
         for (ring, layout) in (0..).zip(&plan.rings) {
             let at = plan.indirect[usize::from(ring)];
@@ -516,6 +517,16 @@ fn read_config(client: &mut Client) -> Result<Vec<u8>, FrontendError> {
     let window = ConfigWindow { offset: 0, size: CONFIG_LEN as u32, flags: 0, bytes };
     let reply = client.get(FrontendReq::GET_CONFIG, window.to_bytes())?;
     Ok(ConfigWindow::parse(&reply).map(|window| window.bytes).unwrap_or_default())
+}
+
+/// Compares with max_virtqueue_pairs, if the back-end has it: the reply to GET_QUEUE_NUM is a
+/// number of pairs from some back-ends, and of virtqueues from others.
+fn check_pairs(wanted: u16, config: &[u8]) -> Result<(), FrontendError> {
+    let Some(&[low, high]) = config.get(8..10).and_then(<[u8]>::as_array) else { return Ok(()) };
+    match u16::from_le_bytes([low, high]) {
+        has if has > 0 && has < wanted => Err(FrontendError::Pairs { wanted, has: u64::from(has) }),
+        _ => Ok(()),
+    }
 }
 
 /// Sets up one ring in the back-end. Returns its kick and its call descriptor.

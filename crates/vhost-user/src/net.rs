@@ -144,11 +144,12 @@ impl<H: Host> NetDevice<H> {
 impl<H: Host> Device for NetDevice<H> {
     fn features(&self) -> u64 {
         let mut bits = feature::BASE;
-        // MQ without CTRL_VQ violates the specification, and drivers that see it refuse the device;
-        // front-ends that serve the control queue themselves add CTRL_VQ. So MQ is offered only if
-        // the operator configured several pairs.
-        if self.options.pairs > 1 {
-            bits |= feature::MQ;
+        // The control queue stays with the front-end. QEMU adds CTRL_VQ itself; Cloud Hypervisor
+        // offers its guest only what we offer, and Linux refuses a device with MQ and without
+        // CTRL_VQ. Where no one serves the queue, neither may be offered: so both only if the
+        // operator configured several pairs (note 0007).
+        if self.options.pairs > 1 && self.options.without & feature::MQ == 0 {
+            bits |= feature::MQ | feature::CTRL_VQ;
         }
         if self.options.mtu.is_some() {
             bits |= feature::MTU;

@@ -304,7 +304,7 @@ pub const TABLE: &[Entry] = &[
         .more(" and router advertisements, 68 to 9216"),
     Entry::new("queues", QUEUES, "1", "queue pairs offered, 1 to 16")
         .of(VHOST_USER)
-        .more("; MQ is offered from 2 on"),
+        .more("; MQ and CTRL_VQ are offered from 2 on"),
     Entry::new("mtu", Type::Number(68, 9216), "none", "MTU offered, 68 to 9216")
         .of(VHOST_USER)
         .more("; longer frames to this guest are dropped and counted"),

@@ -348,9 +348,10 @@ impl Backend {
             }
         }
         match self.rings.iter().position(|ring| ring.resumes) {
-            Some(missing) => {
-                Err(ProtocolError::Ring { index: missing as u64, rings: positions.len() as u16 })
-            }
+            Some(missing) => Err(ProtocolError::Ring {
+                index: missing as u64,
+                pairs: self.device.queues_max() / 2,
+            }),
             None => Ok(()),
         }
     }

@@ -76,7 +76,8 @@ impl Backend {
             // It starts at its used index, whatever is said here.
             return Ok(0);
         }
-        let missing = ProtocolError::Ring { index: ring as u64, rings: self.rings.len() as u16 };
+        let missing =
+            ProtocolError::Ring { index: ring as u64, pairs: self.device.queues_max() / 2 };
         let v = &self.rings[ring];
         let (Some(ledger), Some(addr)) = (self.ledger(ring), &v.addr) else {
             return Err(missing);

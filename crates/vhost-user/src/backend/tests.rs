@@ -302,7 +302,17 @@ fn control_queue_rings_are_accepted_and_not_served() {
     rig.ok(R::SET_VRING_ADDR, addr(32, USER).to_bytes());
     rig.send(R::SET_VRING_KICK, u(32), vec![event()]).unwrap();
     assert_eq!(rig.fake.did(), []);
-    assert!(matches!(rig.err(R::SET_VRING_NUM, st(33, 64), 0), E::Ring { index: 33, rings: 33 }));
+    assert!(matches!(rig.err(R::SET_VRING_NUM, st(33, 64), 0), E::Ring { index: 33, pairs: 16 }));
+}
+
+#[test]
+fn front_end_without_protocol_feature_mq_has_one_pair() {
+    let mut rig = Rig::new();
+    rig.ok(R::SET_PROTOCOL_FEATURES, u(ProtocolFeatures::CONFIG.bits()));
+    let both = feature::CTRL_VQ | feature::MQ;
+    rig.ok(R::SET_FEATURES, u(feature::VERSION_1 | feature::PROTOCOL_FEATURES | both));
+    rig.ok(R::SET_VRING_NUM, st(1, 64));
+    assert!(matches!(rig.err(R::SET_VRING_NUM, st(2, 64), 0), E::OnePair { index: 2 }));
 }
 
 #[test]
@@ -496,7 +506,7 @@ fn the_device_as_a_whole() {
     );
     assert_eq!(rig.ok(R::GET_PROTOCOL_FEATURES, vec![]), u(PROTOCOL_FEATURES.bits()));
     assert_eq!(PROTOCOL_FEATURES.bits(), 0x1_e23f);
-    assert_eq!(rig.ok(R::GET_QUEUE_NUM, vec![]), u(16));
+    assert_eq!(rig.ok(R::GET_QUEUE_NUM, vec![]), u(32));
     assert_eq!(rig.backend.features(), feature::VERSION_1);
     rig.ok(R::NET_SET_MTU, u(9000));
     rig.ok(R::SEND_RARP, vec![2, 0, 0, 0, 0, 9, 0, 0]);

@@ -326,7 +326,14 @@ impl Backend {
     /// Checks a ring index from a message.
     pub(super) fn ring(&self, index: u64) -> Result<usize, ProtocolError> {
         let at = usize::try_from(index).ok().filter(|at| *at < self.rings.len());
-        at.ok_or(ProtocolError::Ring { index, rings: name(self.rings.len()) })
+        let at = at.ok_or(ProtocolError::Ring { index, pairs: self.device.queues_max() / 2 })?;
+        // A front-end that passes our features on unchanged, and the control queue to us: its guest
+        // would wait for a reply to its first control command indefinitely.
+        let several = self.features & feature::MQ != 0;
+        if at >= 2 && several && !self.protocol.contains(crate::message::ProtocolFeatures::MQ) {
+            return Err(ProtocolError::OnePair { index });
+        }
+        Ok(at)
     }
 
     /// Whether a ring is a data ring. With a control queue and without MQ, ring 2 is the control

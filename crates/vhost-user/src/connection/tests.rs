@@ -261,7 +261,7 @@ fn front_end_of_the_vhost_crate_is_served() {
     front.set_protocol_features(protocol).unwrap();
     front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     front.set_features(features & !crate::feature::RING_PACKED).unwrap();
-    assert_eq!(front.get_queue_num().unwrap(), 16);
+    assert_eq!(front.get_queue_num().unwrap(), 32);
     assert_eq!(front.get_max_mem_slots().unwrap(), 509);
     let mapping = Mapping::memfd("t", 1 << 20).unwrap();
     let region = |guest_phys_addr: u64| VhostUserMemoryRegionInfo {
@@ -287,15 +287,16 @@ fn front_end_of_the_vhost_crate_is_served() {
         avail_ring_addr: (1 << 40) + 0x8000,
         log_addr: None,
     };
-    front.set_vring_num(1, 256).unwrap();
-    front.set_vring_base(1, 77).unwrap();
-    front.set_vring_addr(1, &rings).unwrap();
-    front.set_vring_call(1, &event).unwrap();
-    front.set_vring_kick(1, &event).unwrap();
-    front.set_vring_err(1, &event).unwrap();
-    front.set_vring_enable(1, true).unwrap();
-    assert_eq!(fake.state().setups[&1].layout.driver, 0x8000);
-    assert_eq!(front.get_vring_base(1).unwrap(), 77);
+    // The last ring: the front-end refuses an index that is not below the number of queues.
+    front.set_vring_num(31, 256).unwrap();
+    front.set_vring_base(31, 77).unwrap();
+    front.set_vring_addr(31, &rings).unwrap();
+    front.set_vring_call(31, &event).unwrap();
+    front.set_vring_kick(31, &event).unwrap();
+    front.set_vring_err(31, &event).unwrap();
+    front.set_vring_enable(31, true).unwrap();
+    assert_eq!(fake.state().setups[&31].layout.driver, 0x8000);
+    assert_eq!(front.get_vring_base(31).unwrap(), 77);
     front.reset_device().unwrap();
     assert_eq!(fake.did().last(), Some(&Did::Reset));
     drop(front);

@@ -96,9 +96,11 @@ fn features_offered_follow_the_options() {
     let mac = Some([2, 0, 0, 0, 0, 1]);
     let all = NetOptions { mtu: Some(9000), mac, without: feature::RING_PACKED, ..options(4) };
     let (all, _) = device(all);
-    let more = feature::MQ | feature::MTU | feature::MAC;
+    let more = feature::MQ | feature::CTRL_VQ | feature::MTU | feature::MAC;
     assert_eq!(all.features(), (feature::BASE | more) & !feature::RING_PACKED);
     assert_eq!(all.queues_max(), 8);
+    let (without, _) = device(NetOptions { without: feature::MQ, ..options(4) });
+    assert_eq!(without.features(), feature::BASE, "a control queue has no use without MQ");
 }
 
 #[test]
