@@ -186,7 +186,8 @@ impl VnetHdr {
     }
 
     /// Checks the header of a frame of `len` bytes against the negotiated offloads, and returns it
-    /// with all ignored fields set to zero.
+    /// with all ignored fields set to zero. [`DATA_VALID`] is kept: a port whose peer may not set
+    /// it clears it before.
     ///
     /// # Errors
     /// [`BadHdr`]: the frame must be dropped.

@@ -55,8 +55,8 @@ pub(crate) fn is_readable(fd: &OwnedFd) -> bool {
     recv(fd, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok()
 }
 
-/// Whether a header requests no offload. A guest's `DATA_VALID` is passed on; the kernel ignores
-/// it.
+/// Whether a header requests no offload. A Xen guest's `DATA_VALID` is passed on; the kernel
+/// ignores it.
 fn is_plain(hdr: &[u8]) -> bool {
     hdr[0] & !DATA_VALID == 0 && hdr[1..10] == [0; 9]
 }

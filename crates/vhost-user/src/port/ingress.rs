@@ -10,7 +10,7 @@ use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, S
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::time::Instant;
-use switch::vnet::VnetHdr;
+use switch::vnet::{DATA_VALID, VnetHdr};
 
 use super::{Active, Format, Ring};
 use crate::device::Call;
@@ -222,7 +222,11 @@ fn finish(
         }
         None => scattered_header(&mut burst.segs[first..], hdr_len),
     };
-    let hdr = VnetHdr::parse(&raw).check(len, format.sends).map_err(|_| Bad::Hdr)?;
+    let mut hdr = VnetHdr::parse(&raw);
+    //= virtio-v1.3 5.1.6.2.1: the driver MUST NOT set the VIRTIO_NET_HDR_F_DATA_VALID bit in flags.
+    // Another guest would believe that somebody it trusts has verified the checksum.
+    hdr.flags &= !DATA_VALID;
+    let hdr = hdr.check(len, format.sends).map_err(|_| Bad::Hdr)?;
     let max = if hdr.is_plain() || hdr.gso_size == 0 { FRAME_LEN_MAX } else { GSO_LEN_MAX };
     if len > max {
         return Err(Bad::TooLong);

@@ -25,6 +25,8 @@ pub(super) fn lacks_partial(flags: u16, gso: Option<Gso>) -> bool {
 
 /// The header of a packet sent with `flags`; `None` if it is invalid.
 pub(super) fn from_tx(flags: u16, gso: Option<Gso>, head: &[u8], len: u32) -> Option<VnetHdr> {
+    // A front end may set it (netif.h), and netback takes its word, too: a receiver behind another
+    // port would get the same from Linux.
     let valid = if flags & tx_flag::DATA_VALIDATED != 0 { DATA_VALID } else { 0 };
     if !needs_head(flags, gso) {
         return Some(VnetHdr { flags: valid, ..VnetHdr::NONE });

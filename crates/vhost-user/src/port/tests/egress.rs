@@ -293,6 +293,20 @@ fn guest_without_checksums_gets_flags_zero() {
     assert_eq!(rx.take_found(12)[0].hdr, VnetHdr::NONE);
 }
 
+/// A checksum that no one has verified is verified by the receiver.
+#[test]
+fn guest_cannot_tell_another_that_its_checksums_were_verified() {
+    let partial = VnetHdr { gso_type: switch::vnet::GSO_NONE, gso_size: 0, hdr_len: 0, ..TSO };
+    for hdr in [VnetHdr::NONE, partial, TSO] {
+        let (mut tx, mut rx) = (Tx::new(), Rx::new());
+        rx.post(&[100]);
+        tx.send(VnetHdr { flags: hdr.flags | switch::vnet::DATA_VALID, ..hdr }, &frame(60, 1));
+        let sent: Vec<_> = tx.all().into_iter().map(|seen| (seen.hdr, seen.bytes)).collect();
+        assert_eq!(rx.put(&sent, true), Ok(1));
+        assert_eq!(rx.take_found(12), [Found { hdr, chains: 1, bytes: frame(60, 1) }]);
+    }
+}
+
 #[test]
 fn buffers_across_regions_are_filled_and_those_outside_cost_their_frame() {
     for start in [EDGE - 5, EDGE - 40] {
