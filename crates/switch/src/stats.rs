@@ -199,7 +199,7 @@ counters! {
         /// Link-local group address (01:80:c2:00:00:0x), which a bridge must not forward.
         drops_link_local,
         /// Software segmentation found invalid headers.
-        drops_bad_gso,
+        drops_bad_gso: Shared,
         /// Copies of a flooded frame not made, because of the burst's bound.
         drops_made_limit,
         /// Copies of frames not flooded, because of the port's limit of copies per second.
@@ -269,6 +269,9 @@ counters! {
         drops_aged,
         /// Copies of flooded frames, as `lost_slow`.
         drops_slow,
+        /// Copies of flooded frames that were held here, in which software segmentation found
+        /// invalid headers.
+        drops_bad_gso,
         /// Frames held when the queue's peer disconnected.
         drops_held_down,
         /// Frames beyond the port's `rate-out=` and its hold queue.

@@ -161,7 +161,7 @@ const FROM: [Cause; 31] = [
     cause("drops_storm_unknown", "are for unknown addresses, beyond storm= of the port", STORM),
 ];
 
-const TO: [Cause; 16] = [
+const TO: [Cause; 17] = [
     cause(
         "lost_no_room",
         "of other ports found this guest's receive ring and hold queue full",
@@ -197,6 +197,11 @@ const TO: [Cause; 16] = [
         "drops_aged",
         "are copies of floods that were held for 200 ms without a receive buffer",
         FULL,
+    ),
+    cause(
+        "drops_bad_gso",
+        "are copies of floods to be segmented, with invalid headers",
+        "the driver of a sender is broken or hostile: `pvswitch capture` shows which",
     ),
     normal("drops_held_down", "were held when the guest disconnected", "none"),
     cause(

@@ -8,25 +8,29 @@ use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Port, Source, 
 use crate::frame::{BURST_MAX, Burst};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
 use crate::port::{Fault, QueueId};
-use crate::stats::IngressStats;
+use crate::stats::{EgressStats, IngressStats};
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
 
-/// Sender whose counter counts a frame that cannot be segmented.
+/// Senders of the frames that a queue gets: they count those that cannot be segmented.
 pub(super) enum Senders<'a> {
     /// The sender of one burst.
     One(&'a IngressStats),
-    /// The senders of held frames.
+    /// The senders of held frames, any worker's; of a flooded frame, `None`.
     Held(&'a [Option<Arc<IngressStats>>]),
 }
 
 impl Senders<'_> {
-    pub(super) fn drops_bad_gso(&self, pick: u16) {
-        let stats = match self {
+    /// Counts a frame that cannot be segmented for a queue with the counters `to`.
+    pub(super) fn drops_bad_gso(&self, pick: u16, to: &EgressStats) {
+        let sender = match self {
             Self::One(stats) => Some(*stats),
             Self::Held(all) => all[usize::from(pick)].as_deref(),
         };
-        stats.iter().for_each(|stats| stats.drops_bad_gso.add(1));
+        match sender {
+            Some(stats) => stats.drops_bad_gso.add(1),
+            None => to.drops_bad_gso.add(1),
+        }
     }
 }
 

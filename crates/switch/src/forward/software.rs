@@ -24,7 +24,7 @@ impl Forwarder {
         let takes = queue.offloads();
         let head = burst.head(i);
         let Ok(plan) = offload::plan(head, frame.len, &frame.hdr, &takes) else {
-            from.drops_bad_gso(pick);
+            from.drops_bad_gso(pick, &egress.stats);
             return Ok(true);
         };
         // All segments or none: a frame delivered in part would be sent again as a whole. A peer
@@ -58,7 +58,7 @@ impl Forwarder {
         match made {
             Ok(_) if segments => egress.stats.gso_segmented.add(u64::from(!cut)),
             Ok(made) => egress.stats.checksummed.add(made as u64),
-            Err(_) => from.drops_bad_gso(pick),
+            Err(_) => from.drops_bad_gso(pick, &egress.stats),
         }
         egress.stats.drops_no_room.add(u64::from(cut));
         Ok(true)

@@ -194,6 +194,30 @@ fn flooded_frames_are_held_too_but_pause_no_sender() {
     assert_eq!((rig.port(1).stats.drops_aged.get(), rig.stats(0).drops_no_room.get()), (1, 0));
 }
 
+/// Frames taken, and the copies made of them, are frames delivered and dropped.
+#[test]
+fn held_frame_that_cannot_be_segmented_is_counted_at_its_sender_or_at_the_receiver_of_a_flood() {
+    for dst in [BROADCAST, mac(1)] {
+        let mut rig = Rig::new(Mode::Switch, 3, 1);
+        rig.send(1, &[frame(BROADCAST, mac(1), 0)]);
+        rig.got(2);
+        let (mut bytes, hdr) = tso(dst, mac(0), 3000, 1448);
+        bytes[14] = 0;
+        rig.port(1).takes = Offloads::default();
+        rig.port(1).room = 0;
+        let first = frame(dst, mac(0), 1);
+        rig.send_all(0, vec![(first, VnetHdr::NONE), (bytes, hdr)]);
+        assert_eq!(rig.held(1), 2);
+        rig.got(1);
+        rig.port(1).room = ENDLESS;
+        rig.retry();
+        assert_eq!((rig.held(1), serials(&rig.got(1))), (0, vec![1]));
+        let is_flood = u64::from(dst == BROADCAST);
+        assert_eq!(rig.stats(0).drops_bad_gso.get(), 1 - is_flood);
+        assert_eq!(rig.egress(1).stats.drops_bad_gso.get(), is_flood);
+    }
+}
+
 #[test]
 fn frames_held_for_a_port_that_goes_down_are_dropped() {
     let mut rig = switch();
