@@ -71,8 +71,10 @@ impl Ring {
         self.active = Some(active);
     }
 
-    /// Removes the ring and returns its position (VRING_BASE).
+    /// Removes the ring and returns its position (VRING_BASE). The next one is disabled until
+    /// [`enable`](Self::enable).
     fn deactivate(&mut self) -> Option<u32> {
+        self.enabled = false;
         self.active.take().map(|mut a| {
             // The front-end reads the log now.
             a.queue.set_log(None);

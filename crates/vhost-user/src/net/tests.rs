@@ -190,6 +190,25 @@ fn rings_start_and_stop_with_callbacks_to_the_host() {
 }
 
 #[test]
+fn ring_that_was_enabled_before_a_reset_is_disabled_when_it_starts_again() {
+    let pair = Pair::new();
+    let log = Log::default();
+    let mut device = NetDevice::new(options(1), vec![pair.clone()], log.clone());
+    device.set_memory(memory());
+    for ring in [0, 1] {
+        device.start(ring, setup(ring, 0)).unwrap();
+        device.enable(ring, true);
+    }
+    device.reset();
+    log.take();
+    for ring in [0, 1] {
+        device.start(ring, setup(ring, 0)).unwrap();
+    }
+    assert!(!log.take().contains(&Event::Active(1)));
+    assert!(!lock(&pair.egress).is_up() && !lock(&pair.ingress).is_up());
+}
+
+#[test]
 fn ring_with_an_invalid_layout_stays_stopped() {
     let (mut device, log) = device(options(1));
     device.set_memory(memory());

@@ -348,6 +348,7 @@ fn more_segments_than_the_switch_takes_are_refused() {
     let mut tx = Tx::new();
     tx.ingress.deactivate();
     tx.ingress.activate(device, memory, None, format());
+    tx.ingress.enable(true);
     driver.add(&[Buf { addr: BUFFERS, len: 4, write: false }; SEGS_MAX + 1]).unwrap();
     driver.add(&[Buf { addr: BUFFERS, len: 4, write: false }; SEGS_MAX - 1]).unwrap();
     driver.publish();
@@ -405,6 +406,8 @@ fn deactivated_ring_continues_at_its_position() {
         assert_eq!((tx.ingress.deactivate(), tx.guest.used().len()), (None, 3));
         let device = DeviceQueue::new(&tx.guest.memory, &LAYOUT, features, base).unwrap();
         tx.ingress.activate(device, Arc::clone(&tx.guest.memory), None, format());
+        assert!(!tx.ingress.is_up(), "until it is enabled");
+        tx.ingress.enable(true);
         assert_eq!(tx.all()[0].bytes, frame(60, 3));
     }
 }

@@ -43,6 +43,7 @@ fn sender(memory: &Arc<GuestMemory>, features: Features) -> (Tx, DriverQueue) {
     tx.ingress.deactivate();
     let device = DeviceQueue::new(memory, &layout(), features, base(features)).unwrap();
     tx.ingress.activate(device, Arc::clone(memory), None, format());
+    tx.ingress.enable(true);
     (tx, DriverQueue::new(memory, &layout(), features, base(features), None).unwrap())
 }
 

@@ -266,6 +266,7 @@ fn unused_buffers_are_untaken_and_the_base_excludes_them() {
         assert_eq!(rx.stats.drops_down.get(), 1);
         let device = DeviceQueue::new(&rx.guest.memory, &LAYOUT, features, base).unwrap();
         rx.egress.activate(device, Arc::clone(&rx.guest.memory), None, format());
+        rx.egress.enable(true);
         assert_eq!((rx.one(frame(60, 2)), rx.take_found(12).len()), (1, 1));
     }
 }
@@ -453,6 +454,7 @@ fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
     assert_eq!(other.one(frame(60, 1)), 1);
     let queue = DeviceQueue::new(&first.guest.memory, &LAYOUT, Features::default(), 1).unwrap();
     first.egress.activate(queue, Arc::clone(&first.guest.memory), None, format());
+    first.egress.enable(true);
     let put = first.put(&[(VnetHdr::NONE, frame(60, 1))], true);
     assert_eq!(put, Err(Fault(LOST.into())));
 }
