@@ -305,7 +305,11 @@ impl Backend {
         if extra != 0 {
             return Err(ProtocolError::Features { extra });
         }
+        let ended = self.logs_all() && acked & feature::LOG_ALL == 0;
         self.features = acked;
+        if ended {
+            self.refresh_log_age();
+        }
         self.device.set_features(acked & !OURS);
         self.refresh_enabled();
         self.refresh_log_all();
@@ -402,6 +406,7 @@ impl Backend {
         self.status = 0;
         self.mtu = None;
         self.features &= feature::PROTOCOL_FEATURES;
+        self.refresh_log_age();
         self.device.reset();
     }
 

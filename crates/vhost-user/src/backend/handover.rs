@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use switch::account::{Account, OverLimit};
 
+use super::log::Log;
 use super::vring::{Notify, Vring};
 use super::{Backend, FrontendReq, Options, Permissions};
 use crate::device::{BackendRequests, Device, Kick, KickFd};
@@ -230,7 +231,9 @@ impl Backend {
         }
         if let Some(LogState { size, offset, fd, marking }) = state.log {
             let fd = fds.foreign(fd, &backend.account)?;
-            backend.log = Some(backend.map_log(LogRegion { size, offset }, fd)?);
+            let log = backend.map_log(LogRegion { size, offset }, fd)?;
+            // It is not known whether it was: if another one comes, all pages are marked once.
+            backend.log = Some(Log { is_old: true, ..log });
             if marking {
                 backend.mark_all();
             }

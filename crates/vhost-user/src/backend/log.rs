@@ -28,6 +28,10 @@ pub(super) struct Log {
     pub(super) region: LogRegion,
     /// Its file, for another process that takes over.
     pub(super) fd: Arc<ForeignFd>,
+    /// Nothing was logged for a time since it came: all rings were stopped, or the migration ended.
+    /// The front-end may have read it for the last time. QEMU does, when a guest resets, and sends
+    /// another one after the rings start again.
+    pub(super) is_old: bool,
 }
 
 impl Backend {
@@ -37,7 +41,9 @@ impl Backend {
         let request = FrontendReq::SET_LOG_BASE;
         let region = LogRegion::parse(payload).ok_or_else(|| short(request, payload))?;
         let log = self.map_log(region, one_fd(request, fds)?)?;
-        let missed = self.log.is_none() && self.rings.iter().any(|ring| ring.running);
+        // What was written since may be marked in a log that is not read any more.
+        let had_none = self.log.as_ref().is_none_or(|log| log.is_old);
+        let missed = had_none && self.runs();
         let old = self.log.replace(log);
         if missed {
             // QEMU starts rings of a guest that resets during a migration before it sends the log.
@@ -71,7 +77,7 @@ impl Backend {
         let dirty = DirtyLog::new(&mapping, offset, size);
         let dirty = dirty.ok_or(ProtocolError::LogOffset { offset })?;
         check_len(&dirty, &self.memory)?;
-        Ok(Log { dirty: Arc::new(dirty), region, fd: Arc::new(fd) })
+        Ok(Log { dirty: Arc::new(dirty), region, fd: Arc::new(fd), is_old: false })
     }
 
     /// Before a new memory table is installed: a log in use must have its pages, too. QEMU sends a
@@ -86,6 +92,18 @@ impl Backend {
     /// Whether writes are to be logged.
     pub(super) fn logs_all(&self) -> bool {
         self.features & feature::LOG_ALL != 0
+    }
+
+    /// After a ring stopped, or logging: if no ring runs that is logged, the log is an old one.
+    pub(super) fn refresh_log_age(&mut self) {
+        let is_used = self.logs_all() && self.runs();
+        if let Some(log) = self.log.as_mut().filter(|_| !is_used) {
+            log.is_old = true;
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.rings.iter().any(|ring| ring.running)
     }
 
     /// After a change of the features: a log that is left over from an earlier migration may be too

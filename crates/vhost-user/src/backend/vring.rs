@@ -222,7 +222,10 @@ impl Backend {
 
     /// Stops a ring and keeps its position. It starts again with the next SET_VRING_KICK.
     pub(super) fn stop(&mut self, ring: usize) {
-        self.pause(ring);
+        if self.rings[ring].running {
+            self.pause(ring);
+            self.refresh_log_age();
+        }
         self.rings[ring].kick = None;
     }
 
@@ -255,6 +258,7 @@ impl Backend {
         let started = self.try_start(ring);
         if started.is_err() {
             self.rings[ring].kick = None;
+            self.refresh_log_age();
         }
         started.map(|()| Done)
     }

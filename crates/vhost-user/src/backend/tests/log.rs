@@ -107,6 +107,49 @@ fn pages_that_were_written_before_the_log_came_are_all_marked() {
     assert!(rig.ring_log(0).is_some());
 }
 
+/// QEMU, when a guest resets during a migration: it reads the log for the last time when all rings
+/// have stopped, and sends another one after they have started again.
+#[test]
+fn pages_that_were_written_before_the_log_of_a_guest_that_resets_came_are_all_marked() {
+    let resets: [&[R]; 3] = [&[], &[R::SET_STATUS], &[R::RESET_DEVICE]];
+    for reset in resets {
+        let mut rig = Rig::ready(feature::VERSION_1);
+        rig.ring(0, 256, 0);
+        rig.ring(1, 256, 0);
+        rig.set_log();
+        rig.ok(R::SET_FEATURES, u(LOG_ALL));
+        // One ring stops and starts: what it wrote is in the log that is read.
+        rig.ok(R::GET_VRING_BASE, st(1, 0));
+        rig.send(R::SET_VRING_KICK, u(1), vec![event()]).unwrap();
+        let old = rig.set_log();
+        assert_eq!(marked(&old, LEN), 0);
+        for ring in [0, 1] {
+            rig.fake.state().queues.get_mut(&ring).unwrap().disarm();
+            rig.ok(R::GET_VRING_BASE, st(ring.into(), 0));
+        }
+        assert_eq!(marked(&old, LEN), 2, "the last writes are in the log that is read then");
+        for request in reset {
+            rig.ok(*request, if *request == R::SET_STATUS { u(0) } else { vec![] });
+        }
+        rig.ok(R::SET_FEATURES, u(LOG_ALL));
+        rig.ring(0, 256, 0);
+        let log = rig.set_log();
+        assert_eq!(marked(&log, LEN), (SIZE / 4096) as u32, "{reset:?}");
+        assert_eq!(marked(&rig.set_log(), LEN), 0, "{reset:?}");
+    }
+}
+
+#[test]
+fn pages_that_were_written_before_the_log_of_the_next_migration_came_are_all_marked() {
+    let mut rig = Rig::ready(feature::VERSION_1);
+    rig.ring(0, 256, 0);
+    rig.set_log();
+    rig.ok(R::SET_FEATURES, u(LOG_ALL));
+    rig.ok(R::SET_FEATURES, u(feature::VERSION_1 | feature::PROTOCOL_FEATURES));
+    rig.ok(R::SET_FEATURES, u(LOG_ALL));
+    assert_eq!(marked(&rig.set_log(), LEN), (SIZE / 4096) as u32);
+}
+
 #[test]
 fn log_that_cannot_be_used_is_refused_and_the_old_one_stays() {
     let mut rig = Rig::ready(feature::VERSION_1);
