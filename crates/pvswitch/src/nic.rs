@@ -24,7 +24,6 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
             netns: args.netns.clone(),
             queues: NonZeroU16::new(args.connect.queues).unwrap_or(NonZeroU16::MIN),
             create: Create::IfMissing,
-            persist: None,
             up: true,
             mtu: args.mtu.map(u32::from),
             mac: args.mac,

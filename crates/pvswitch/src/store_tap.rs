@@ -52,7 +52,6 @@ pub fn command(args: &StoreTapArgs) -> Result<(), AnyError> {
         netns: None,
         queues: NonZeroU16::new(args.queues).unwrap_or(NonZeroU16::MIN),
         create: Create::IfMissing,
-        persist: None,
         up: true,
         mtu: args.mtu.map(u32::from),
         mac: None,

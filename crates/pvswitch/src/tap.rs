@@ -52,7 +52,20 @@ pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
         let cleared = uplink::set_carrier(&*tap.queues[0], false);
         cleared.map_err(|error| TapError::Os { what, error })?;
     }
-    port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)
+    let port = port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)?;
+    // Last: what fails leaves no interface behind, and removes none.
+    if let Some(on) = conf.persist {
+        set_persist(&tap.queues[0], &conf.ifname, on)?;
+    }
+    Ok(port)
+}
+
+/// Sets whether the interface of a queue stays when it is closed; returns whether it did before.
+pub fn set_persist(queue: &OwnedFd, ifname: &str, on: bool) -> Result<bool, TapError> {
+    uplink::set_persist(queue, on).map_err(|error| {
+        let what = format!("set the persistence of interface `{ifname}`");
+        TapError::Os { what, error }
+    })
 }
 
 /// Uses the queues of a TAP that the starter of this process opened.
@@ -212,7 +225,6 @@ pub fn options(conf: &Tap) -> TapOptions {
         netns: conf.netns.clone(),
         queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
         create: if conf.of_vif { Create::Always } else { Create::IfMissing },
-        persist: conf.persist,
         up: !conf.of_vif,
         mtu: conf.mtu.map(u32::from),
         mac: conf.of_vif.then_some(VIF_MAC),

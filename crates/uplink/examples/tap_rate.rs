@@ -51,8 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (name, queues) = ("rate0".to_string(), NonZeroU16::MIN);
     let (netns, mtu, mac, create, up) = (None, None, None, Create::IfMissing, true);
     let queue_len = Some(QUEUED as u32 + 96);
-    let options =
-        TapOptions { name, netns, queues, create, persist: None, up, mtu, mac, queue_len };
+    let options = TapOptions { name, netns, queues, create, up, mtu, mac, queue_len };
     let tap = uplink::open(&options)?;
     let neighbour = "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev rate0";
     for args in ["addr add 10.9.0.1/24 dev rate0", neighbour] {

@@ -20,18 +20,7 @@ struct End {
 fn end(netns: &str, batching: Batching) -> Result<End, Box<dyn std::error::Error>> {
     let (name, queues, netns) = ("wire0".to_string(), NonZeroU16::MIN, Some(netns.to_string()));
     let (mtu, mac, queue_len, create, up) = (None, None, Some(1000), Create::IfMissing, true);
-    let persist = None;
-    let tap = uplink::open(&TapOptions {
-        name,
-        netns,
-        queues,
-        create,
-        persist,
-        up,
-        mtu,
-        mac,
-        queue_len,
-    })?;
+    let tap = uplink::open(&TapOptions { name, netns, queues, create, up, mtu, mac, queue_len })?;
     let fd = || TapFd::new(Arc::clone(&tap.queues[0]), batching);
     let seen = Arc::new(IngressStats::default());
     let ingress = TapIngress::new(fd(), tap.offloads_read, Arc::clone(&seen))?;

@@ -50,7 +50,8 @@ pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use stream::{End, Socket, StreamEgress, StreamIngress};
 pub use sys::{Io, ReadBatch, WriteBatch};
 pub use tap::{Create, InheritedTap, Tap, TapError, TapOptions};
-pub use tap::{adopt, check_permission, inherit, open, request_offloads, set_carrier, set_mtu};
+pub use tap::{adopt, check_permission, inherit, open, request_offloads};
+pub use tap::{set_carrier, set_mtu, set_persist};
 pub use xdp::{
     Xdp, XdpEgress, XdpError, XdpHanded, XdpIngress, XdpMode, XdpOptions, XdpShape, pin_xdp,
 };

@@ -44,8 +44,6 @@ pub struct TapOptions {
     pub queues: NonZeroU16,
     /// Whether to create it.
     pub create: Create,
-    /// Whether it stays, with its addresses, when its last queue is closed; `None`: unchanged.
-    pub persist: Option<bool>,
     /// Whether to set it up.
     pub up: bool,
     /// MTU to set.
@@ -416,9 +414,6 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
         let set = netlink::set_queue_len(&socket, name, frames);
         set.map_err(|e| os("set the queue length of interface", e))?;
     }
-    if let Some(on) = options.persist {
-        sys::tun_set_persist(first, on).map_err(|e| os("set the persistence of interface", e))?;
-    }
     if options.up {
         sys::if_set_up(&socket, name).map_err(|e| os("set up interface", e))?;
     }
@@ -532,6 +527,17 @@ pub fn request_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offload
 /// The interface was removed, or the kernel is older than 5.0.
 pub fn set_carrier(queue: impl AsFd, on: bool) -> io::Result<()> {
     sys::tun_set_carrier(queue, on)
+}
+
+/// Sets whether an interface stays, with its addresses, when its last queue is closed. Returns
+/// whether it did before.
+///
+/// # Errors
+/// The interface was removed.
+pub fn set_persist(queue: impl AsFd, on: bool) -> io::Result<bool> {
+    let (_, flags) = sys::tun_interface(&queue)?;
+    sys::tun_set_persist(&queue, on)?;
+    Ok(flags & libc::IFF_PERSIST != 0)
 }
 
 /// Sets the MTU of an interface; returns the earlier one.

@@ -9,8 +9,9 @@
 //! ([0021](../../../../docs/design/0021-reload.md)).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use api::config::{Diff, PortDiff, SettingDiff};
 use api::file::Problems;
@@ -77,6 +78,8 @@ struct Undo {
     opened: Vec<Hypervisor>,
     /// Interfaces whose MTU was set: name, namespace, and MTU before.
     mtus: Vec<(String, Option<String>, u32)>,
+    /// Interfaces whose persistence was set: a queue, name, and whether they persisted before.
+    persists: Vec<(Arc<OwnedFd>, String, bool)>,
     /// Ports whose sockets got other permissions, and those before.
     permissions: Vec<(String, os::Permissions)>,
 }
@@ -259,6 +262,7 @@ impl System {
         }
         self.prepare_mtus(undo)?;
         self.prepare_permissions(diff, leaving, undo)?;
+        self.prepare_persistence(undo)?;
         self.prepare_statics(wanted, undo)
     }
 
@@ -295,7 +299,7 @@ impl System {
         let mut first = spec.clone();
         if let Kind::Tap(tap) = &mut first.kind {
             // Set when all else has succeeded.
-            tap.mtu = None;
+            (tap.mtu, tap.persist) = (None, None);
         }
         let of = match &spec.kind {
             Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
@@ -386,6 +390,22 @@ impl System {
         Ok(())
     }
 
+    fn prepare_persistence(&self, undo: &mut Undo) -> Result<(), RunError> {
+        let Undo { ports, persists, .. } = undo;
+        for Prepared { state, .. } in ports {
+            let (Kind::Tap(tap), Attach::Tap(queues)) = (&state.spec.kind, &state.attach) else {
+                continue;
+            };
+            let Some(on) = tap.persist else { continue };
+            let queue = Arc::clone(&queues.fds[0]);
+            let before = crate::tap::set_persist(&queue, &tap.ifname, on);
+            let before =
+                before.map_err(|error| RunError::Tap { name: state.spec.name.clone(), error })?;
+            persists.push((queue, tap.ifname.clone(), before));
+        }
+        Ok(())
+    }
+
     /// Sets the static addresses of all ports, on their future numbers.
     fn prepare_statics(&self, wanted: &Config, undo: &Undo) -> Result<(), RunError> {
         let prepared = undo.ports.iter().map(|port| &port.state);
@@ -442,6 +462,12 @@ impl System {
         for (port, before) in undo.permissions {
             if let Err(error) = self.permit(&port, &before) {
                 tracing::warn!(port, "cannot restore the permissions of its socket: {error}");
+            }
+        }
+        // Before their queues are closed.
+        for (queue, interface, before) in undo.persists.iter().rev() {
+            if let Err(error) = crate::tap::set_persist(queue, interface, *before) {
+                tracing::warn!("{error}");
             }
         }
         for (interface, netns, mtu) in undo.mtus {

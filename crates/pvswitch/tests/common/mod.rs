@@ -428,7 +428,6 @@ pub fn tap_queue(name: &str, netns: Option<&str>) -> OwnedFd {
         netns: netns.map(String::from),
         queues: NonZeroU16::MIN,
         create: uplink::Create::IfMissing,
-        persist: None,
         up: true,
         mtu: None,
         mac: None,

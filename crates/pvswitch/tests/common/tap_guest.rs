@@ -74,7 +74,6 @@ impl Netns {
             netns: Some(self.0.clone()),
             queues: NonZeroU16::MIN,
             create: Create::IfMissing,
-            persist: None,
             up: true,
             mtu: Some(9000),
             mac: None,

@@ -50,7 +50,6 @@ fn options(name: &str) -> TapOptions {
         netns: None,
         queues: NonZeroU16::MIN,
         create: Create::IfMissing,
-        persist: None,
         up: false,
         mtu: None,
         mac: None,

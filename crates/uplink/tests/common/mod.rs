@@ -61,7 +61,6 @@ impl Netns {
             netns: Some(self.0.clone()),
             queues: NonZeroU16::new(queues).unwrap(),
             create: Create::IfMissing,
-            persist: None,
             up: true,
             mtu: None,
             mac: Some(mac(host)),
