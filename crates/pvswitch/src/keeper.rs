@@ -121,6 +121,8 @@ struct Running {
     process: OwnedFd,
     /// Whether more messages can come.
     is_open: bool,
+    /// Whether it handles signals. It stores nothing before that.
+    handles: bool,
     in_order: bool,
 }
 
@@ -154,6 +156,10 @@ struct Keeper {
     /// Descriptors of our starter, for each process of the switch.
     passed: Vec<(String, OwnedFd)>,
     signals: Signals,
+    /// Whether the switch is to stop, however it ends.
+    stops: bool,
+    /// Whether a SIGHUP is held for a switch that would be killed by it.
+    hangup: bool,
 }
 
 /// Starts `run` with these arguments of the program under a keeper, and returns its exit status.
@@ -165,7 +171,9 @@ pub fn command(args: impl Iterator<Item = OsString>) -> Result<ExitCode, AnyErro
     let keep = |arg: OsString| if arg == "--keep" { "--kept".into() } else { arg };
     let args = args.map(keep).collect();
     let (kept, passed) = (BTreeMap::new(), os::inherited_by_name()?);
-    let mut keeper = Keeper { program, args, kept, passed, signals: Signals::new()? };
+    let signals = Signals::new()?;
+    let (stops, hangup) = (false, false);
+    let mut keeper = Keeper { program, args, kept, passed, signals, stops, hangup };
     let (mut ended_at, mut quick) = (Duration::ZERO, 0);
     loop {
         let began = Instant::now();
@@ -175,7 +183,11 @@ pub fn command(args: impl Iterator<Item = OsString>) -> Result<ExitCode, AnyErro
         let status = match ended {
             Ended::InOrder(status) => {
                 let code = status.map_or(Some(0), |status| status.code());
-                return Ok(ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)));
+                // One that was starting was killed by the signal that is to stop it.
+                let other = u8::from(!keeper.stops);
+                return Ok(ExitCode::from(
+                    code.and_then(|c| u8::try_from(c).ok()).unwrap_or(other),
+                ));
             }
             Ended::Killed(status) => status,
         };
@@ -213,6 +225,7 @@ impl Keeper {
             pid,
             process: open_process(pid)?,
             is_open: true,
+            handles: false,
             in_order: false,
         })
     }
@@ -225,7 +238,13 @@ impl Keeper {
                 let signal = usize::try_from(ready.tag).ok().and_then(|at| self.signals.0.get(at));
                 if let Some((from, signal)) = signal {
                     os::drain(from.as_fd());
-                    running.signal(*signal);
+                    match *signal {
+                        Signal::HUP => self.hangup = true,
+                        signal => {
+                            self.stops = true;
+                            running.signal(signal);
+                        }
+                    }
                 }
             }
             let (before, was_open) = (running.pid, running.is_open);
@@ -234,7 +253,10 @@ impl Keeper {
             // After that: what it sent at last.
             self.handle_all(running);
             if running.pid == before && has_ended {
-                return running.reap();
+                return running.reap(self.stops);
+            }
+            if running.handles && std::mem::take(&mut self.hangup) {
+                running.signal(Signal::HUP);
             }
             if (running.pid, running.is_open) != (before, was_open) {
                 epoll = self.watch(running)?;
@@ -267,7 +289,10 @@ impl Keeper {
 
     fn handle(&mut self, message: Message, running: &mut Running) {
         match (message.kind, message.fd) {
-            (PUT, Some(fd)) => drop(self.kept.insert(message.text, fd)),
+            (PUT, Some(fd)) => {
+                running.handles = true;
+                drop(self.kept.insert(message.text, fd));
+            }
             (DELETE, _) => drop(self.kept.remove(&message.text)),
             (END, _) => running.in_order = true,
             (MOVED, _) => {
@@ -277,6 +302,10 @@ impl Keeper {
                 let Ok(process) = open_process(pid) else { return };
                 (running.pid, running.process) = (pid, process);
                 self.program = program.into();
+                // The one before may have ended without reading its signal.
+                if self.stops {
+                    running.signal(Signal::TERM);
+                }
             }
             _ => {}
         }
@@ -290,14 +319,15 @@ impl Running {
         }
     }
 
-    /// Waits for its process, which has ended, and returns how.
-    fn reap(&mut self) -> Result<Ended, AnyError> {
+    /// Waits for its process, which has ended, and returns how; `stops`: it was to end.
+    fn reap(&mut self, stops: bool) -> Result<Ended, AnyError> {
         let own = match self.pid == self.child.id() {
             true => Some(self.child.wait()?),
             false => None,
         };
         // A status of its own: it failed to start, or was not killed.
-        let in_order = self.in_order || own.is_some_and(|s| s.code().is_some_and(|c| c != PANIC));
+        let exited = own.is_some_and(|s| s.code().is_some_and(|code| code != PANIC));
+        let in_order = stops || self.in_order || exited;
         Ok(if in_order { Ended::InOrder(own) } else { Ended::Killed(own) })
     }
 }

@@ -2,13 +2,17 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{
     Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait,
-    kill_while_connecting, may_make_taps, of_interface, sender_and_sink, wait_for, wait_for_next,
-    wait_until_settled,
+    kill_while_connecting, may_make_taps, of_interface, sender_and_sink, signal, wait_for,
+    wait_for_next, wait_until_settled,
 };
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Most frames of one burst: what a kill may deliver twice.
@@ -307,6 +311,58 @@ fn errors_of_a_kept_switch_are_those_of_the_switch() {
     let (status, error) = run(&["--kept"]);
     assert_eq!(status, Some(1), "{error}");
     assert!(error.contains("--kept is for `run --keep`"), "{error}");
+}
+
+/// A kept switch that was killed, whose next process starts, and does not handle signals yet: it
+/// waits for a line from the pipe that is returned.
+fn restarting(dir: &Dir) -> (Switch, File) {
+    let (program, script, pipe) = (dir.path("pvswitch"), dir.path("script"), dir.path("pipe"));
+    std::fs::copy(env!("CARGO_BIN_EXE_pvswitch"), &program).unwrap();
+    std::fs::write(dir.path("x.toml"), "[port.a]\nkind = \"null\"\n").unwrap();
+    let mut command = Command::new(&program);
+    command.args(["run", "--keep", "--quiet", "--control", &dir.text("ctl"), "--config"]);
+    command.arg(dir.path("x.toml")).stdin(Stdio::null()).stdout(Stdio::null());
+    let switch = Switch::spawn(dir, command);
+    wait_until_settled(&switch);
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let real = env!("CARGO_BIN_EXE_pvswitch");
+    let text = format!("#!/bin/sh\nread line < {}\nexec {real} \"$@\"\n", pipe.display());
+    std::fs::write(&script, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(&script, mode).unwrap();
+    std::fs::rename(&script, &program).unwrap();
+    kill(switch.pid());
+    // Returns when the script opens it.
+    let pipe = File::options().write(true).open(&pipe).unwrap();
+    (switch, pipe)
+}
+
+fn restarts(switch: &Switch) -> usize {
+    switch.log().matches("restarting it").count()
+}
+
+#[test]
+fn switch_that_is_stopped_while_it_starts_is_not_restarted() {
+    for how in [Signal::TERM, Signal::INT] {
+        let dir = Dir::new();
+        let (mut switch, _pipe) = restarting(&dir);
+        signal(&switch.process.0, how);
+        assert_eq!(switch.process.wait().code(), Some(0), "{}", switch.log());
+        assert_eq!(restarts(&switch), 1, "{}", switch.log());
+    }
+}
+
+#[test]
+fn switch_that_is_to_reload_while_it_starts_reloads_after_that() {
+    let dir = Dir::new();
+    let (mut switch, mut pipe) = restarting(&dir);
+    signal(&switch.process.0, Signal::HUP);
+    let ports = "[port.a]\nkind = \"null\"\n[port.b]\nkind = \"null\"\n";
+    std::fs::write(dir.path("x.toml"), ports).unwrap();
+    pipe.write_all(b"go on\n").unwrap();
+    wait_for("the reload", || switch.log().contains("configuration reloaded"));
+    assert_eq!(restarts(&switch), 1, "{}", switch.log());
+    assert_eq!(switch.process.end().code(), Some(0));
 }
 
 /// Number of times that the control thread slept.
