@@ -114,7 +114,8 @@ impl Port {
         let directory = directory.parent().unwrap_or(Path::new("/"));
         let socket = directory.join(format!("{name}.sock"));
         let port = format!("{name}=vhost-user:{}{options}", socket.display());
-        let port: PortText = port.parse()?;
+        let port: PortText =
+            port.parse().map_err(|error| Usage(format!("--port {spec}: {error}")))?;
         call(&control, &Request::add_port(&port))?;
         Ok(Self { name: name.into(), control, socket })
     }

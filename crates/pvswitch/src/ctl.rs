@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::demo::format::{plural, si, time_ns};
-use crate::error::AnyError;
+use crate::error::{AnyError, Usage};
 
 /// Maximum time to wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
@@ -41,7 +41,7 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         }
         CtlCommand::Set { mut what } => {
             let target = (!what[0].contains('=')).then(|| what.remove(0));
-            Request::set(target.as_deref(), &what)?
+            Request::set(target.as_deref(), &what).map_err(Usage)?
         }
         CtlCommand::Drain { name, off: false } => Request::Drain { name },
         CtlCommand::Drain { name, off: true } => Request::Resume { name },

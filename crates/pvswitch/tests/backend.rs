@@ -132,7 +132,7 @@ fn bad_arguments_are_refused_and_leave_no_port() {
         (vec!["--socket-path=/nonexistent/x"], 1, "/nonexistent"),
         ([&path[..], &["--port", "b"]].concat(), 1, "'b'"),
         ([&path[..], &["--port", "../b"]].concat(), 2, "NAME[,key=value]"),
-        ([&path[..], &["--port", "x,wieght=3"]].concat(), 1, "wieght"),
+        ([&path[..], &["--port", "x,wieght=3"]].concat(), 2, "wieght"),
     ] {
         let out = run(&args);
         let error = String::from_utf8(out.stderr).unwrap();
