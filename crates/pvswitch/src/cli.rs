@@ -184,7 +184,7 @@ Examples:
 const UPGRADE_HELP: &str = "\
 If the new process does not start or refuses the state, the old one keeps running and the error says
 why. Only root and the switch's user may do this. The process id changes. Captures and other
-connections to the control socket end. Switches with Xen vifs refuse: restart them.
+connections to the control socket end. Guests stay connected, also those of Xen vifs.
 Examples:
   pvswitch ctl upgrade
   pvswitch ctl upgrade /opt/pvswitch-1.3/pvswitch --json
