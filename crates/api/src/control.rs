@@ -1,8 +1,10 @@
 //! The control socket: where it is, and requests to it.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -17,6 +19,10 @@ pub const SYSTEM_DIR: &str = "/run/pvswitch";
 const SYSTEM_NAME: &str = "control.sock";
 /// Name of the control socket in a user's runtime directory.
 const USER_NAME: &str = "pvswitch.sock";
+
+/// Longest wait for a reply to a query, and to a change.
+const QUERY_MAX: Duration = Duration::from_secs(15);
+const CHANGE_MAX: Duration = Duration::from_secs(60);
 
 /// Where a process looks for the default path.
 struct Places<'a> {
@@ -119,6 +125,14 @@ pub enum ControlError {
         /// User of the process that listens there.
         uid: u32,
     },
+    /// It does not reply; `remedy`: what to do.
+    #[error("no reply from the switch within {seconds} s: {remedy}")]
+    NoReply {
+        /// How long that was waited for.
+        seconds: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// The connection failed.
     #[error("no reply from the switch: {0}; see its log")]
     Io(#[from] std::io::Error),
@@ -205,8 +219,27 @@ impl Client {
     /// # Errors
     /// The request was refused, or the connection failed.
     pub fn call(&mut self, request: &Request) -> Result<Value, ControlError> {
+        self.call_within(request, reply_limit(request))
+    }
+
+    fn call_within(&mut self, request: &Request, limit: Duration) -> Result<Value, ControlError> {
+        self.stream().set_read_timeout(Some(limit))?;
+        self.stream().set_write_timeout(Some(limit))?;
         let (method, target, body) = to_http(request);
-        let (status, body) = self.0.call(method, &target, body.as_ref())?;
+        let reply = self.0.call(method, &target, body.as_ref());
+        let (status, body) = reply.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::NoReply {
+                seconds: limit.as_secs(),
+                remedy: match is_query(request) {
+                    true => "it is busy or stopped; see its log",
+                    false => {
+                        "the request may still take effect: check with `pvswitch ctl show`, and \
+                         see the switch's log"
+                    }
+                },
+            },
+            _ => error.into(),
+        })?;
         match status {
             200..300 if body.is_empty() => Ok(Value::Null),
             200..300 => Ok(serde_json::from_slice(&body)?),
@@ -221,6 +254,21 @@ impl Client {
     pub fn open(self, request: &Request) -> Result<Stream, ControlError> {
         let (method, target, _) = to_http(request);
         self.0.open(method, &target)?.map_err(|(status, body)| refused(status, &body))
+    }
+}
+
+/// Whether a request changes nothing.
+fn is_query(request: &Request) -> bool {
+    to_http(request).0 == "GET"
+}
+
+/// Longest wait for a part of a reply. What changes the switch may itself take long, or waits for
+/// an upgrade before it, which takes up to 10 s.
+fn reply_limit(request: &Request) -> Duration {
+    match request {
+        Request::Why { seconds, .. } => QUERY_MAX + Duration::from_secs_f64(seconds.max(0.0)),
+        request if is_query(request) => QUERY_MAX,
+        _ => CHANGE_MAX,
     }
 }
 
@@ -245,6 +293,41 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_change_without_a_reply_may_still_take_effect() {
+        let dir = std::env::temp_dir().join(format!("pvswitch-reply-{}", std::process::id()));
+        let _listener = std::os::unix::net::UnixListener::bind(&dir).unwrap();
+        let error = |request: &Request| {
+            // Queued at the listener, which accepts none.
+            let client = UnixStream::connect(&dir).unwrap();
+            let mut client = Client(http::Client::new(client).unwrap());
+            client.call_within(request, Duration::from_millis(1)).unwrap_err().to_string()
+        };
+        let reload = Request::Reload { dry_run: false };
+        assert_eq!(
+            error(&reload),
+            "no reply from the switch within 0 s: the request may still take effect: check with \
+             `pvswitch ctl show`, and see the switch's log"
+        );
+        let show = "no reply from the switch within 0 s: it is busy or stopped; see its log";
+        assert_eq!(error(&Request::Show), show);
+        std::fs::remove_file(&dir).unwrap();
+    }
+
+    #[test]
+    fn changes_are_waited_for_longer_and_by_the_hook_of_libvirt_longest() {
+        let limits = [
+            Request::Show,
+            Request::Why { name: "a".into(), seconds: 10.0 },
+            Request::Reload { dry_run: false },
+            Request::Upgrade { program: None },
+        ];
+        assert_eq!(limits.map(|request| reply_limit(&request).as_secs()), [15, 25, 60, 60]);
+        let hook = include_str!("../../../plugins/libvirt/qemu");
+        let limit = hook.lines().find_map(|line| line.strip_prefix("RELOAD_TIMEOUT_S = "));
+        assert!(limit.unwrap().parse::<u64>().unwrap() > CHANGE_MAX.as_secs());
+    }
 
     #[test]
     fn the_default_path_is_in_a_directory_of_its_user_alone() {

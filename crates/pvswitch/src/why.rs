@@ -10,7 +10,6 @@ mod findings;
 mod vlans;
 
 use std::path::Path;
-use std::time::Duration;
 
 use api::Request;
 use api::control::Client;
@@ -22,9 +21,6 @@ use crate::demo::format::si;
 use crate::error::AnyError;
 use finding::Finding;
 pub use findings::{Seen, first_sample};
-
-/// Time for a reply besides that between the samples.
-const REPLY_TIME: Duration = Duration::from_secs(15);
 
 /// The reply for a port.
 pub fn reply(seen: &Seen<'_>, name: &str) -> Value {
@@ -45,8 +41,6 @@ pub fn command(path: &Path, name: &str, seconds: f64, as_json: bool) -> Result<(
         return Err(Usage(format!("--seconds {seconds}: use 0 to {SECONDS_MAX}")).into());
     }
     let mut client = Client::connect(path)?;
-    let time = REPLY_TIME + Duration::from_secs_f64(seconds);
-    client.stream().set_read_timeout(Some(time))?;
     let mut reply = client.call(&Request::Why { name: name.into(), seconds })?;
     if as_json {
         reply["ok"] = true.into();

@@ -12,7 +12,7 @@ use super::JSON;
 const REPLY_HEAD_MAX: usize = 16_384;
 /// Longest body of a reply, in bytes.
 const REPLY_MAX: usize = 256 << 20;
-/// Longest wait for a part of a reply. An upgrade replies within 10 s.
+/// Longest wait for a part of a reply, if nothing else is set.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Bytes after the head of a reply, until the connection ends.
@@ -33,7 +33,7 @@ fn invalid(what: impl Into<String>) -> io::Error {
 }
 
 impl Client {
-    /// Uses a connection; waits at most 15 s for a part of a reply.
+    /// Uses a connection; waits at most 15 s for a part of a reply, or as is set later.
     ///
     /// # Errors
     /// The time-out cannot be set.
