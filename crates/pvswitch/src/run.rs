@@ -221,6 +221,8 @@ enum Attach {
     Tap(TapQueues),
     Xdp(Box<XdpPort>),
     Xen(Box<XenPort>),
+    /// An interface that did not exist at the start, and when to check whether it does.
+    Missing(Option<Instant>),
     Null,
 }
 
@@ -431,22 +433,6 @@ impl System {
         self.tokens.retain(|_, w| w != what);
     }
 
-    fn start_ports(&mut self) -> Result<(), RunError> {
-        for text in self.config.ports.clone() {
-            self.add_port(&PortSpec::from(&text))?;
-        }
-        self.add_statics()
-    }
-
-    fn add_statics(&mut self) -> Result<(), RunError> {
-        for entry in self.config.statics.clone() {
-            let id = self.port(&entry.port)?.port.id;
-            let added = self.fdb.add_static(entry.address.mac, entry.address.vlan, id, 0);
-            added.map_err(|error| RunError::Request(error.to_string()))?;
-        }
-        Ok(())
-    }
-
     /// Creates a port with an account of its own.
     fn make_port(&self, id: PortId, name: &str, egress: Vec<EgressQueue>) -> Port {
         let account = Arc::new(Account::new(&self.budgets));
@@ -617,7 +603,7 @@ impl System {
             }
             Attach::Xdp(xdp) => self.del_xdp(name, &xdp, id),
             Attach::Xen(port) => self.del_xen(name, *port, leaving),
-            Attach::Null => {}
+            Attach::Missing(_) | Attach::Null => {}
         }
         self.table[usize::from(id.0)] = None;
         self.publish_table();

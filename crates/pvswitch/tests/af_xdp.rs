@@ -13,22 +13,24 @@ use common::{Dir, Switch, kill, pvswitch, upgrade, wait_for, wait_for_next};
 use serde_json::json;
 use wires::{
     Wires, connection, fails, follows_its_interface, ip, refuses_bad_interfaces, run, transfer,
-    within,
+    waits_for_its_interface, within,
 };
 
 /// Wires whose kernels leave no checksum and no segmentation to the veth: AF_XDP has no offloads.
 fn wires() -> Option<Wires> {
     let wires = Wires::new()?;
-    for netns in [&wires.a, &wires.b] {
-        let ethtool = within(netns, || {
-            Command::new("ethtool").args(["-K", "v1", "tx", "off", "txvlan", "off"]).output()
-        });
-        if !ethtool.is_ok_and(|out| out.status.success()) {
-            println!("skipped: no ethtool here");
-            return None;
-        }
+    let are_set = [&wires.a, &wires.b].iter().all(|netns| leave_nothing(netns));
+    if !are_set {
+        println!("skipped: no ethtool here");
     }
-    Some(wires)
+    are_set.then_some(wires)
+}
+
+fn leave_nothing(netns: &str) -> bool {
+    let ethtool = within(netns, || {
+        Command::new("ethtool").args(["-K", "v1", "tx", "off", "txvlan", "off"]).output()
+    });
+    ethtool.is_ok_and(|out| out.status.success())
 }
 
 #[test]
@@ -99,6 +101,12 @@ fn killed_switch_opens_its_sockets_anew() {
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = wires() else { return };
     follows_its_interface(&wires, "af-xdp");
+}
+
+#[test]
+fn port_whose_interface_does_not_exist_yet_is_down_until_it_does() {
+    let Some(wires) = wires() else { return };
+    waits_for_its_interface(&wires, "af-xdp", leave_nothing);
 }
 
 #[test]

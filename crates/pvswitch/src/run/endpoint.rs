@@ -136,7 +136,7 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => Some(&vhost.end),
             Self::Stream(stream) => Some(&stream.end),
-            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
+            _ => None,
         }
     }
 
@@ -144,7 +144,7 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => Some(&mut vhost.end),
             Self::Stream(stream) => Some(&mut stream.end),
-            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
+            _ => None,
         }
     }
 
@@ -157,7 +157,7 @@ impl Attach {
         match self {
             Self::VhostUser(vhost) => vhost.connection.as_ref().map(AsFd::as_fd),
             Self::Stream(stream) => stream.connection.as_ref().map(AsFd::as_fd),
-            Self::Tap(_) | Self::Xdp(_) | Self::Xen(_) | Self::Null => None,
+            _ => None,
         }
     }
 

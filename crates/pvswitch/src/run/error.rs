@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use api::Problem;
 use api::file::{Invalid, Problems};
 use os::SocketError;
+use uplink::{TapError, XdpError};
 use xen_netif::host::HostError;
 
 use crate::http;
@@ -41,7 +42,7 @@ pub enum RunError {
         /// The port.
         name: String,
         /// Why.
-        error: uplink::TapError,
+        error: TapError,
     },
     /// AF_XDP sockets cannot be opened.
     #[error("port '{name}': {error}")]
@@ -49,7 +50,7 @@ pub enum RunError {
         /// The port.
         name: String,
         /// Why.
-        error: uplink::XdpError,
+        error: XdpError,
     },
     /// The hypervisor or its replacement is not available.
     #[error("port '{name}': {error}")]
@@ -97,6 +98,16 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// Text of the error that an interface does not exist, which a port does not make.
+    pub fn missing_interface(&self) -> Option<String> {
+        match self {
+            Self::Tap { error, .. } | Self::Xdp { error: XdpError::Interface(error), .. } => {
+                matches!(error, TapError::NoLink { .. }).then(|| error.to_string())
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the reply to the request that failed.
     pub fn problem(&self) -> Problem {
         let (status, field, remedy) = match self {

@@ -82,6 +82,35 @@ pub(super) fn start(options: Options, start: &mut Start) -> Result<System, RunEr
 }
 
 impl System {
+    /// Starts the ports of the configuration. One whose interface does not exist is down until it
+    /// does, and all others are served.
+    pub(super) fn start_ports(&mut self) -> Result<(), RunError> {
+        for text in self.config.ports.clone() {
+            self.start_port(&PortSpec::from(&text))?;
+        }
+        self.add_statics()
+    }
+
+    pub(super) fn start_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        match self.add_port(spec) {
+            Err(error) if let Some(missing) = error.missing_interface() => {
+                let prepared = self.await_interface(spec, self.free_id()?, missing);
+                self.install(vec![prepared]);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    pub(super) fn add_statics(&mut self) -> Result<(), RunError> {
+        for entry in self.config.statics.clone() {
+            let id = self.port(&entry.port)?.port.id;
+            let added = self.fdb.add_static(entry.address.mac, entry.address.vlan, id, 0);
+            added.map_err(|error| RunError::Request(error.to_string()))?;
+        }
+        Ok(())
+    }
+
     /// Warns where workers at real-time priority leave too little to ordinary processes.
     pub(super) fn warn_of_priority(&self) {
         let Options { priority, cpus, .. } = &self.options;

@@ -139,7 +139,7 @@ impl System {
             }
             Attach::Xdp(xdp) => value["xdp"] = xdp.show(),
             Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
-            Attach::Null => {}
+            Attach::Missing(_) | Attach::Null => {}
         }
         value
     }

@@ -348,7 +348,7 @@ impl System {
             let is_auto = self.xen_auto.as_ref().is_some_and(|auto| auto.name == text.name);
             if !is_auto
                 && !offer.ports.iter().any(|port| port.name == text.name)
-                && let Err(error) = self.insert_port(&PortSpec::from(&text))
+                && let Err(error) = self.start_port(&PortSpec::from(&text))
             {
                 tracing::error!(port = text.name, "not restored: {error}");
             }
@@ -375,8 +375,15 @@ impl System {
                 (None, None) => self.config.port(&port.name).map(PortSpec::from),
             };
             let spec = spec.ok_or_else(|| error(&format!("port '{}' is unknown", port.name)));
-            let prepared = spec
-                .and_then(|spec| self.prepare_port(&spec, PortId(port.id), &Leaving::default()));
+            let prepared = spec.and_then(|spec| {
+                let id = PortId(port.id);
+                match self.prepare_port(&spec, id, &Leaving::default()) {
+                    Err(error) if let Some(missing) = error.missing_interface() => {
+                        Ok(self.await_interface(&spec, id, missing))
+                    }
+                    prepared => prepared,
+                }
+            });
             match prepared {
                 Ok(mut prepared) => {
                     prepared.state.faults = port.faults;

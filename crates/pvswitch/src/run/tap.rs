@@ -10,7 +10,8 @@ use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Source};
 use switch::port;
 use switch::schedule::token;
-use uplink::{PacketLink, has_interface};
+use switch::stats::EgressStats;
+use uplink::{NullEgress, PacketLink, has_interface};
 use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
@@ -51,6 +52,24 @@ impl System {
         let opened = crate::tap::packet(conf, handed, blocked);
         let tap = opened.map_err(|error| RunError::Tap { name: spec.name.clone(), error })?;
         Ok(self.add_interface(spec, tap, id, blocked))
+    }
+
+    /// A port that is down until its interface exists.
+    pub(super) fn await_interface(
+        &mut self,
+        spec: &PortSpec,
+        id: PortId,
+        missing: String,
+    ) -> Prepared {
+        tracing::error!(port = spec.name, "down until it exists: {missing}");
+        let stats = Arc::new(EgressStats::default());
+        let queue = Arc::new(Mutex::new(NullEgress::new(Arc::clone(&stats))));
+        let port = self.make_port(id, &spec.name, vec![EgressQueue::new(queue, stats)]);
+        let check_at = Some(Instant::now() + CHECK_INTERVAL);
+        let mut state = PortState::new(spec, Arc::new(port), Vec::new(), Attach::Missing(check_at));
+        state.failure = Some(missing);
+        state.blocked = self.starts_blocked(spec);
+        Prepared::new(state)
     }
 
     fn add_interface(&self, spec: &PortSpec, tap: TapPort, id: PortId, blocked: bool) -> Prepared {
@@ -141,6 +160,7 @@ impl System {
         let of = |state: &PortState| match &state.attach {
             Attach::Tap(tap) => tap.check_at,
             Attach::Xdp(xdp) => xdp.check_at,
+            Attach::Missing(check_at) => *check_at,
             _ => None,
         };
         self.ports.values().filter_map(of).min()
@@ -214,7 +234,7 @@ impl System {
                 };
                 // Once each.
                 if state.failure.as_ref() != Some(&error) {
-                    tracing::error!(port = name, "its interface was made again: {error}");
+                    tracing::error!(port = name, "its interface was made: {error}");
                     state.failure = Some(error);
                 }
                 return;
@@ -234,7 +254,7 @@ impl System {
         self.install(vec![prepared]);
         self.set_statics(&self.config);
         self.touch(name);
-        tracing::info!(port = name, "its interface was made again: opened");
+        tracing::info!(port = name, "its interface was made: opened");
     }
 
     /// Counts frames that the kernel dropped since the last call, because sockets were full.
@@ -259,6 +279,7 @@ impl Attach {
         match self {
             Self::Tap(queues) if queues.is_packet => Some(queues.link()),
             Self::Xdp(xdp) => Some(xdp.link()),
+            Self::Missing(_) => Some(PacketLink::Removed),
             _ => None,
         }
     }
@@ -296,6 +317,7 @@ impl Attach {
         match self {
             Self::Tap(queues) => Some(&mut queues.check_at),
             Self::Xdp(xdp) => Some(&mut xdp.check_at),
+            Self::Missing(check_at) => Some(check_at),
             _ => None,
         }
     }

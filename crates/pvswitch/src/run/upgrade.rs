@@ -327,7 +327,7 @@ pub(super) fn port_offer<'a>(
         // After a kill nobody knows which chunks are free: they are opened anew.
         Attach::Xdp(xdp) => offer.xdp = parts.then(|| xdp.offer(fds)),
         Attach::Xen(port) => offer.xen = xen::offer(buses, port, fds),
-        Attach::Null => {}
+        Attach::Missing(_) | Attach::Null => {}
     }
     offer
 }

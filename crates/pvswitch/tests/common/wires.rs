@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::common::{Dir, Switch, pvswitch, upgrade, wait_for};
+use crate::common::{
+    Dir, Switch, kill_and_wait, pvswitch, upgrade, wait_for, wait_for_next, wait_until_settled,
+};
 
 /// Namespaces `a` and `b` with a veth each, `v1`, whose other ends `va` and `vb` are in `mid`.
 pub struct Wires {
@@ -122,6 +124,39 @@ pub fn follows_its_interface(wires: &Wires, kind: &str) {
     switch.shut_down(&dir);
 }
 
+/// A port of this kind whose interface does not exist at the start is down until it does; over
+/// an upgrade and a kill, too. The other port is served. `set_up`: for the end `v1` of a new wire.
+pub fn waits_for_its_interface(wires: &Wires, kind: &str, set_up: impl Fn(&str) -> bool) {
+    let dir = Dir::new();
+    assert!(ip(&format!("-n {} link del va", wires.mid)));
+    let mut switch = Switch::start(&dir, &["--keep"], &wires.ports(kind, ",weight=3"));
+    let waits = |switch: &Switch| {
+        let [state, error] = state(switch, "a");
+        let error = error.as_str().unwrap_or_default().to_string();
+        state == "down" && error.contains("interface `va` does not exist: name one of `ip -n")
+    };
+    assert!(waits(&switch) && switch.is_up("b"), "{}", switch.log());
+    assert!(switch.log().contains("down until it exists"), "{}", switch.log());
+    let why = String::from_utf8(switch.ctl(&["why", "a", "--seconds", "0"]).stdout).unwrap();
+    assert!(why.contains("`va` does not exist"), "{why}");
+    let before = switch.pid();
+    switch.json(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
+    wait_for_next(&switch, before);
+    assert!(waits(&switch) && switch.is_up("b"), "{}", switch.log());
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    assert!(waits(&switch) && switch.is_up("b"), "{}", switch.log());
+    let make = format!("-n {} link add va type veth peer name v1 netns {}", wires.mid, wires.a);
+    assert!(ip(&make) && ip(&format!("-n {} link set va up", wires.mid)));
+    assert!(set_up(&wires.a) && ip(&format!("-n {} link set v1 up", wires.a)));
+    assert!(ip(&format!("-n {} addr add 10.8.0.1/24 dev v1", wires.a)));
+    switch.wait_up("a", true);
+    assert_eq!(switch.port("stats", "a")["ingress"][0]["weight"], 3);
+    let (mut client, mut server) = connection(wires);
+    transfer(&mut client, &mut server, 1000);
+    assert_eq!(switch.process.end().code(), Some(0));
+}
+
 /// A switch with this port.
 pub fn run(port: &str) -> Command {
     let mut command = pvswitch();
@@ -138,8 +173,12 @@ pub fn fails(command: &mut Command, want: &str) {
 
 /// Interfaces that no kind of port can use.
 pub fn refuses_bad_interfaces(wires: &Wires, kind: &str) {
-    let [a, _] = wires.ports(kind, "");
-    fails(&mut run(&a.replace("va", "vx")), "interface `vx` does not exist: name one of `ip -n");
+    let [a, b] = wires.ports(kind, "");
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[b]);
+    let error = switch.ctl(&["add-port", &a.replace("va", "vx")]).stderr;
+    let error = String::from_utf8(error).unwrap();
+    assert!(error.contains("interface `vx` does not exist: name one of `ip -n"), "{error}");
     fails(&mut run(&format!("x={kind}:lo")), "`lo` is not an Ethernet interface");
     let twice = ["--port", &a, "--port", &a.replace("a=", "b=")];
     fails(pvswitch().arg("run").args(twice), "is already used by port 'a'");
