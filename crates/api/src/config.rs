@@ -225,9 +225,9 @@ impl Config {
         let warned = transparent.into_iter().filter(|port| !mirror_ports.contains(&port.name));
         let warning = |PortText { name, .. }: &PortText| {
             let what = format!(
-                "port '{name}' carries all VLANs, beside port '{}' in one of its own: its peer may \
-                 send into each with a tag, and receives the floods of all: add vlan=N or \
-                 trunk=N+M, unless its peer is trusted",
+                "port '{name}' carries all VLANs, while port '{}' is in one of its own: the peer \
+                 of '{name}' may send into each with a tag, and receives the floods of all: add \
+                 vlan=N or trunk=N+M, unless that peer is trusted",
                 other.name
             );
             (Part::Port(name.clone()), what)

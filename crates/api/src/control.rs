@@ -115,9 +115,9 @@ pub enum ControlError {
     NoDefault,
     /// The socket belongs to another user.
     #[error(
-        "{path} is served by user {uid}, neither you nor root, and is not a socket of a group of \
-         yours: refused; if that is your switch, run this as that user, or have it started with \
-         --control-group"
+        "{path} is served by user {uid}, who is neither you nor root, and the socket's group is \
+         none of yours: refused; if that is your switch, run this as that user, or have it started \
+         with --control-group"
     )]
     NotOurs {
         /// The socket.

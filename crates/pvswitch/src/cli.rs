@@ -173,8 +173,8 @@ Examples:
       Control a guest: nic and gen with --control PATH accept set and stats";
 
 const RELOAD_HELP: &str = "\
-Afterwards the switch matches the file and the command line of `run`: ports and settings of
-add-port, del-port, set and fdb that are not in the file are undone (ctl save keeps them).
+Afterwards the switch matches the file and the command line of `run`: changes by add-port, del-port,
+set and fdb that are not in the file are undone (ctl save keeps them).
 Options that `set` changes are changed at run time; other options of a port replace that port; other
 settings of the switch need a restart, and the reload is refused.
 Examples:
@@ -192,8 +192,8 @@ Examples:
 
 const SAVE_HELP: &str = "\
 The file is written beside FILE and renamed. Comments are lost. Without FILE, a configuration with
-an include directory is refused, because the directory's files would no longer be read, and one with
-ports of the command line, because they would be in the file, too.
+an include directory is refused, because the directory's files would no longer be read; so is one
+with ports from the command line, because they would then be defined twice.
 Examples:
   pvswitch ctl save
   pvswitch ctl save /etc/pvswitch.new.toml
@@ -208,15 +208,16 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortText>,
-    /// A way out without root: the port uplink=passt. Starts passt, which is the guests' gateway
+    /// An uplink without root: the port uplink=passt. Starts passt, which is the guests' gateway
     #[arg(long, value_name = "KIND", value_parser = ["passt"])]
     pub uplink: Option<String>,
-    /// Other hosts: the port BRIDGE=tap:tap-BRIDGE,evpn=BRIDGE[,key=value]..., in a Linux bridge
-    /// with VXLAN interfaces, whose addresses FRR announces by BGP EVPN; may be repeated
+    /// An uplink to other hosts: the port BRIDGE=tap:tap-BRIDGE,evpn=BRIDGE[,key=value]..., in a
+    /// Linux bridge with VXLAN interfaces; FRR announces the addresses of the switch by BGP EVPN;
+    /// may be repeated
     #[arg(long, value_name = "BRIDGE")]
     pub evpn: Vec<Bridge>,
-    /// Start another process if this one is killed: guests stay connected. Under systemd, its
-    /// store is used (FileDescriptorStoreMax=)
+    /// Start another process if this one is killed: guests stay connected. Under systemd, the
+    /// state is kept in its file descriptor store (FileDescriptorStoreMax=)
     #[arg(long)]
     pub keep: bool,
     /// Run under the keeper that started this process, by `run --keep`
@@ -576,10 +577,10 @@ pub struct GenArgs {
     /// frames back with addresses swapped; rr: send one, wait for its echo, measure, repeat; pass:
     /// connect to two ports, {} in the socket path replaced by 0 and 1, and pass frames from the
     /// first to the second in one thread that never sleeps; trial: the same at --rate, for
-    /// --duration after --warm-up: frames due then and not received are lost, latencies are from
-    /// the time at which a frame was due; migrate: connect to the first of two ports, count
-    /// received frames, and migrate to the other port and back after every 200, --frames times,
-    /// with the memory copied by the dirty log; idle: connect and stay idle; hostile,
+    /// --duration after --warm-up: frames due then but not received count as lost, latencies are
+    /// measured from the time at which a frame was due; migrate: connect to the first of two ports,
+    /// count received frames, and migrate to the other port and back after every 200, --frames
+    /// times, with the memory copied by the dirty log; idle: connect and stay idle; hostile,
     /// hostile=RING, hostile=CASE: violate the protocol, to test the switch; hostile=list: list the
     /// cases
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
@@ -589,7 +590,7 @@ pub struct GenArgs {
     #[arg(long, default_value = "60")]
     pub size: Size,
     /// Frames per second (suffix k or M); unlimited by default. Gaps too short for a timer are
-    /// waited for by polling, which uses a core; with --tick 1000 it sleeps in between
+    /// busy-waited, which uses a core; with --tick 1000 it sleeps in between
     #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Send the same frames repeatedly and return receive buffers unread, at little CPU cost, so
@@ -632,7 +633,7 @@ pub struct GenArgs {
     #[arg(long, conflicts_with = "replay")]
     pub check: bool,
     /// With --mode send and rr: after every N frames [default: 1], send one to this address, too;
-    /// it counts for --rate but in no total
+    /// it counts towards --rate but not in any total
     #[arg(long, value_name = "MAC[,N]", value_parser = parse_also)]
     pub also: Option<Aside>,
     /// CPU to run on

@@ -125,7 +125,7 @@ fn text(name: &str, conf: &VhostUser) -> String {
     format!(
         "\
 # attach a guest to port {name}:
-#   QEMU (without KVM, -accel tcg: add ,vectors=0 to -device, or QEMU 7.2 ends with SIGSEGV; its
+#   QEMU (without KVM, -accel tcg: add ,vectors=0 to -device, or QEMU 7.2 crashes (SIGSEGV); its
 #   warning about VHOST_USER_PROTOCOL_F_CONFIG is harmless: other front-ends use that feature)
 {qemu}#   libvirt (with <memoryBacking><source type='memfd'/>\
 <access mode='shared'/></memoryBacking>)

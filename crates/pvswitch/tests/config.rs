@@ -165,7 +165,7 @@ fn check_warns_of_a_port_without_vlan_beside_ports_with_one() {
     };
     let (access, trunk) = (vhost("a", "vlan = 5"), vhost("t", "trunk = [5, \"7-9\"]"));
     let text = warned(format!("{access}{trunk}{}", vhost("b", "")));
-    assert!(text.contains("x.toml:9:7: port 'b' carries all VLANs, beside port 'a'"), "{text}");
+    assert!(text.contains("x.toml:9:7: port 'b' carries all VLANs, while port 'a'"), "{text}");
     assert_eq!(warned(format!("{access}{trunk}")), "");
     assert_eq!(warned(vhost("a", "") + &vhost("b", "")), "");
     // A mirror port receives copies only, and sends nothing.

@@ -199,8 +199,8 @@ impl fmt::Display for TapError {
             ),
             Self::Exists { name } => write!(
                 f,
-                "interface `{name}` exists already, and is not this switch's: end what made it, or \
-                 remove it (ip link del {name})"
+                "interface `{name}` exists already, and is not this switch's: stop the process \
+                 that created it, or remove it (ip link del {name})"
             ),
             Self::NoInterface { name, netns } => {
                 write!(f, "interface `{name}` does not exist")?;
@@ -248,8 +248,8 @@ impl fmt::Display for TapError {
             ),
             Self::LinkDown { name } => write!(
                 f,
-                "interface `{name}` is down, and Linux before 6.13 spreads frames only of one that \
-                 is up: set it up first (ip link set {name} up), or use queues=1"
+                "interface `{name}` is down, and before Linux 6.13 frames are spread over sockets \
+                 only while it is up: set it up first (ip link set {name} up), or use queues=1"
             ),
             Self::NotQueue { what } => write!(
                 f,

@@ -707,7 +707,7 @@ fn notes(
     let mut notes = Vec::new();
     if shape.is_generic {
         notes.push(format!(
-            "the driver of `{name}` takes no XDP program: it runs behind it (generic), which is \
+            "the driver of `{name}` supports no XDP program: it runs in generic mode, which is \
              slower"
         ));
     }

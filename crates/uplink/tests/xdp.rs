@@ -506,7 +506,7 @@ fn driver_without_xdp_gets_a_generic_program() {
     wire.ours.ip("link set v0 master br0");
     let (xdp, notes) = Xdp::open(&options(&wire.ours, "br0", 1), false).unwrap();
     assert!(xdp.shape().is_generic && !xdp.shape().is_zero_copy);
-    assert!(notes.iter().any(|note| note.contains("runs behind it")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("runs in generic mode")), "{notes:?}");
     assert!(notes.iter().any(|note| note.contains("ethtool -K br0 gro off")), "{notes:?}");
     let mut port = port(&xdp, 0);
     let socket = wire.socket("10.9.0.1:4000");

@@ -114,7 +114,7 @@ impl fmt::Display for FrontendError {
                 write!(f, "the back-end did not reply to {request:?} in time; is it running?")
             }
             Self::BadReply { request, what } => {
-                write!(f, "malformed reply of the back-end to {request:?}: {what}")
+                write!(f, "malformed reply from the back-end to {request:?}: {what}")
             }
             Self::Refused { request, value } => {
                 write!(f, "the back-end refused {request:?} (error {value})")

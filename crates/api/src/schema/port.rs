@@ -82,7 +82,7 @@ pub const KINDS: [KindEntry; 10] = [
         args: &[],
         file: "",
         check: |_| Ok(()),
-        help: "the network of the host without any right, by passt, which the switch starts",
+        help: "the host's network without privileges, through passt, which the switch starts",
     },
     KindEntry {
         kind: Kind::Tap,
@@ -379,12 +379,13 @@ pub const TABLE: &[Entry] = &[
             "; without it the switch attaches a program of its own, which needs CAP_BPF and \
              CAP_NET_ADMIN ([uplinks](uplinks.md#af_xdp))",
         ),
-    Entry::new("standby-for", Type::Text("PORT"), "none", "port in whose place it is put")
+    Entry::new("standby-for", Type::Text("PORT"), "none", "port for which it stands by")
         .of(UPLINK)
         .live(Live::Whole)
         .more(
-            " while the interface of that one, also `af-packet` or `af-xdp`, has no carrier or is \
-             down; until then it sends and receives nothing ([stand-by](uplinks.md#stand-by))",
+            ", also `af-packet` or `af-xdp`: it takes over while that port's interface has no \
+             carrier or is down; until then it sends and receives nothing \
+             ([stand-by](uplinks.md#stand-by))",
         ),
     Entry::new(
         "return-after",
@@ -510,9 +511,9 @@ pub const TABLE: &[Entry] = &[
     tenant("burst-storm", Type::Burst, "none", "bytes and frames of `storm=` at once")
         .more("; `none`: one second of each limit"),
     tenant("loop-guard", REPORT_BLOCK, "report", "what happens to addresses that flap to it").more(
-        ": `report`: they are logged and counted; `block`: also not taken from the port that had \
-         them before, whose `mac=` they are or which they left more than 5 times in 10 s; frames \
-         with such a source are dropped ([loops](#loops-and-forged-addresses))",
+        ": `report`: they are logged and counted; `block`: also, an address is not taken from the \
+         port that had it before if it is in that port's `mac=` or left it more than 5 times in \
+         10 s; frames with such a source are dropped ([loops](#loops-and-forged-addresses))",
     ),
     tenant(
         "loop-guard-time",

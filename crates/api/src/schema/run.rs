@@ -21,12 +21,12 @@ pub const PLACEMENTS: &[Choice] = &[
 
 /// How the kernel schedules workers.
 pub const PRIORITIES: &[Choice] = &[
-    Choice::word("auto", "`high` if there are ports `xen:` at the start and the process may")
+    Choice::word("auto", "`high` if there are `xen:` ports at the start and it is permitted")
         .more(" (CAP_SYS_NICE, or RLIMIT_NICE 40; started with niceness 0); otherwise `normal`"),
     Choice::word("normal", "as the process was started"),
     Choice::word("high", "niceness -20: preferred to all other ordinary processes")
         .more(". Needs CAP_SYS_NICE, or RLIMIT_NICE 40 (`LimitNICE=-20`)"),
-    Choice::word("realtime", "SCHED_RR, priority 1: before all ordinary processes").more(
+    Choice::word("realtime", "SCHED_RR, priority 1: ahead of all ordinary processes").more(
         ". A worker that always has work sleeps for 1/16 of the time, 60 µs at a time, or the \
          kernel would stop it for longer. Needs CAP_SYS_NICE, or RLIMIT_RTPRIO 1 \
          (`LimitRTPRIO=1`). On a CPU that other processes need, guests that send without pause \
@@ -54,7 +54,7 @@ pub const TABLE: &[Entry] = &[
         "priority",
         Type::Choice(PRIORITIES),
         "auto",
-        "how the kernel schedules workers beside other processes, below",
+        "how the kernel schedules workers relative to other processes, below",
     ),
     Entry::new(
         "sandbox",

@@ -238,9 +238,9 @@ impl System {
                 let own =
                     || PortLog::new(&state.spec.name, state.port.account.clone(), self.clock());
                 let what = format_args!(
-                    "address {mac}{vlan} is used here and on {at} in turn: two guests have it, or \
-                     one forges it (mac= on every guest's port prevents that); it is left to {at} \
-                     for 90 s"
+                    "address {mac}{vlan} is used here and on {at} alternately: two guests have \
+                     it, or one forges it (mac= on every guest's port prevents that); it is left \
+                     to {at} for 90 s"
                 );
                 match state.log() {
                     Some(log) => log.warn(what),

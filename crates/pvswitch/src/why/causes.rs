@@ -164,15 +164,15 @@ const FROM: [Cause; 31] = [
 const TO: [Cause; 17] = [
     cause(
         "lost_no_room",
-        "of other ports found this guest's receive ring and hold queue full",
+        "from other ports found this guest's receive ring and hold queue full",
         FULL,
     ),
     cause(
         "lost_aged",
-        "of other ports were held for 200 ms, and found no receive buffer",
+        "from other ports were held for 200 ms, and found no receive buffer",
         "the guest takes almost no frames: check that its driver runs and that it gets CPU time",
     ),
-    cause("lost_slow", "of other ports met absent pages in its receive buffers", ABSENT),
+    cause("lost_slow", "from other ports met absent pages in its receive buffers", ABSENT),
     cause(
         "drops_slow",
         "are copies of floods that met absent pages in its receive buffers",
@@ -216,7 +216,7 @@ const TO: [Cause; 17] = [
     ),
     cause(
         "drops_rate_aged",
-        "were held for 2 s until its rate-out= permits them",
+        "were held for 2 s, because its rate-out= did not permit them",
         "raise it, or use rate-in= of the senders; a smaller hold= drops them at once",
     ),
 ];

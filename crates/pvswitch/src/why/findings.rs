@@ -212,7 +212,7 @@ fn link(port: &Value) -> Vec<Finding> {
         ),
         "no-driver" => one(
             "no_driver",
-            format!("a front-end is connected, and its guest has enabled no receive queue{error}"),
+            format!("a front-end is connected, but its guest has no receive queue enabled{error}"),
             "wait for the guest to boot; then load its network driver, and set its interface up"
                 .into(),
         ),

@@ -99,9 +99,9 @@ impl DeviceQueue {
         Ok(Self { kind: Kind::Split(SplitDevice::new(parts, features, next)), log: None })
     }
 
-    /// Writes the progress of a packed ring down for a successor, which
-    /// [recovers](Ledger::recover) its position. Between two bursts. A split ring needs none: its
-    /// used index is in its memory.
+    /// Records the progress of a packed ring for a successor, which
+    /// [recovers](Ledger::recover) its position. Call between two bursts. A split ring needs no
+    /// record: its used index is in its memory.
     pub fn keep(&mut self, ledger: Ledger) {
         match &mut self.kind {
             Kind::Split(_) => {}
@@ -267,7 +267,7 @@ impl DeviceQueue {
         log.marks.flush();
     }
 
-    /// Logs writes from here on, or no longer. Between two bursts: the marks of the last one are in
+    /// Starts or stops logging writes. Call between two bursts: the marks of the last one are in
     /// the log that it used.
     pub fn set_log(&mut self, log: Option<RingLog>) {
         if let Some(log) = &mut self.log {

@@ -1,4 +1,4 @@
-//! Commands for a thread that looks for them between rounds, and sleeps.
+//! Commands for a thread that polls for them between rounds, and sleeps otherwise.
 
 use shm::sync::{AtomicBool, Mutex, Ordering};
 
@@ -8,7 +8,7 @@ use super::lock;
 /// relaxed load.
 ///
 /// The thread sleeps only if [`has_any`](Self::has_any) is false, and until it is woken: either it
-/// sees the flag, or the wake-up comes after it looked, and ends its sleep.
+/// sees the flag, or the wake-up comes after that check, and ends its sleep.
 #[derive(Default)]
 pub struct Mailbox<C> {
     pending: Mutex<C>,

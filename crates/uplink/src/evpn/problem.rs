@@ -79,14 +79,14 @@ fn of_vxlan(tap: &Link, bridge: &str, vxlan: &Link, links: &Links, found: &mut V
     }
     if learns {
         found.push(format!(
-            "`{name}` learns addresses from frames, beside FRR: addresses that moved come back; \
-             make it with `nolearning` (ip link set {name} type vxlan nolearning)"
+            "`{name}` learns addresses from frames, in addition to FRR: addresses that moved come \
+             back; disable that (ip link set {name} type vxlan nolearning)"
         ));
     }
     if vxlan.learns == Some(true) {
         found.push(format!(
-            "bridge `{bridge}` learns addresses from `{name}`, beside FRR: bridge link set dev \
-             {name} learning off"
+            "bridge `{bridge}` learns addresses from `{name}`, in addition to FRR: disable that \
+             (bridge link set dev {name} learning off)"
         ));
     }
     let over = if local.is_some_and(|ip| ip.is_ipv6()) { OVER_IPV6 } else { OVER_IPV4 };

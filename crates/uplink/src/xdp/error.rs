@@ -110,9 +110,9 @@ impl fmt::Display for XdpError {
             ),
             Self::HasProgram { name } => write!(
                 f,
-                "interface `{name}` has an XDP program already: end what attached it (bpftool net \
-                 list), remove it (ip link set {name} xdp off), or use that program's pinned \
-                 XSKMAP (map=PATH)"
+                "interface `{name}` has an XDP program already: stop the process that attached it \
+                 (bpftool net list), remove it (ip link set {name} xdp off), or use that program's \
+                 pinned XSKMAP (map=PATH)"
             ),
             Self::MtuTooLong { name, mtu, mtu_max } => write!(
                 f,
@@ -127,7 +127,7 @@ impl fmt::Display for XdpError {
             ),
             Self::QueueBusy { name, queue } => write!(
                 f,
-                "queue {queue} of interface `{name}` is in use by another AF_XDP socket: end the \
+                "queue {queue} of interface `{name}` is in use by another AF_XDP socket: stop the \
                  process that has it (ss --xdp --processes)"
             ),
             Self::NoZeroCopy { name } => write!(

@@ -80,7 +80,7 @@ impl BackTx {
         self.ring.keep(ledger);
     }
 
-    /// Where another back half goes on. No request may be held, and all responses be published.
+    /// Where another back half resumes. No request may be held; all responses must be published.
     pub fn position(&self) -> u32 {
         self.ring.position()
     }
