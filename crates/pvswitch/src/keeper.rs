@@ -67,13 +67,27 @@ pub fn post(
     text: &str,
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    post_within(socket, kind, text, fd, SEND_MAX)
+}
+
+/// Sends a message, and waits no longer than this for the other side to read.
+///
+/// # Errors
+/// As for [`post`].
+pub fn post_within(
+    socket: BorrowedFd<'_>,
+    kind: u8,
+    text: &str,
+    fd: Option<BorrowedFd<'_>>,
+    limit: Duration,
+) -> io::Result<()> {
     let mut bytes = [0; MESSAGE_LEN];
     bytes[0] = kind;
     let room = bytes[1..].get_mut(..text.len());
     let too_long = || io::Error::other("the text is too long");
     room.ok_or_else(too_long)?.copy_from_slice(text.as_bytes());
     let fds: Vec<_> = fd.into_iter().collect();
-    let end = Instant::now() + SEND_MAX;
+    let end = Instant::now() + limit;
     // Sent whole or not at all.
     while !send(socket, &bytes, &fds)? {
         if !wait(socket, Until::Writable, end)? {

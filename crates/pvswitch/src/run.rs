@@ -344,9 +344,7 @@ pub fn run(options: Options, mut start: Start) -> Result<(), RunError> {
         system.round()?;
     }
     if system.handed_over {
-        // Nothing is undone: sockets, interfaces and rings are the other process's.
-        system.finish_http();
-        std::process::exit(0);
+        system.leave();
     }
     system.end_keeping();
     system.shutdown();

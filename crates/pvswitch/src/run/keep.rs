@@ -26,7 +26,7 @@ use vhost_user::backend::{Exported, export_fd};
 use super::System;
 use super::handover::{Handed, PortHanded, VERSION, encode};
 use super::upgrade::{counters, port_offer};
-use crate::keeper::{DELETE, END, MOVED, PUT, post};
+use crate::keeper::{DELETE, END, MOVED, PUT, post, post_within};
 
 /// Start of every name in a store.
 pub(super) const PREFIX: &str = "pvswitch-";
@@ -381,16 +381,17 @@ impl System {
         self.write_live();
     }
 
-    /// Informs who keeps the switch which process serves it from now on. The service manager takes
-    /// descriptors from its main process only.
-    pub(super) fn report_move(&self, pid: u32, program: &Path) {
-        let Some(keep) = &self.keep else { return };
-        if let Some(keeper) = keep.keeper() {
-            let _ = post(keeper, MOVED, &format!("{pid} {}", program.display()), None);
-        } else {
-            self.manager.report_main_pid(pid);
-            let _ = super::manager::barrier();
-        }
+    /// Informs the keeper or the service manager which process serves the switch from now on, and
+    /// does not wait: no frame passes meanwhile. What that process stores comes after this.
+    ///
+    /// # Errors
+    /// They do not read.
+    pub(super) fn report_move(&mut self, pid: u32, program: &Path) -> io::Result<()> {
+        let Some(keeper) = self.keep.as_ref().and_then(Keep::keeper) else {
+            return self.manager.report_main_pid(pid);
+        };
+        let moved = format!("{pid} {}", program.display());
+        post_within(keeper, MOVED, &moved, None, Duration::ZERO)
     }
 
     /// The keeper has ended: there is nothing to say to it, so it did not just write.

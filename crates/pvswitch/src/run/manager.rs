@@ -6,7 +6,7 @@
 //! ([0027](../../../../docs/design/0027-systemd.md)).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -20,7 +20,7 @@ use crate::demo::format::plural;
 /// Least time between two messages with a status: a guest that reconnects causes few.
 const STATUS_PAUSE: Duration = Duration::from_secs(1);
 /// Longest time for the manager to handle a message.
-const BARRIER_MAX: Duration = Duration::from_secs(5);
+pub(super) const BARRIER_MAX: Duration = Duration::from_secs(5);
 
 /// The service manager, as the switch sees it.
 pub(super) struct Manager {
@@ -34,6 +34,8 @@ pub(super) struct Manager {
     status: Option<String>,
     /// When the next status may be sent.
     status_at: Instant,
+    /// Shows when another main process is known.
+    moved: Option<Barrier>,
 }
 
 impl Manager {
@@ -48,7 +50,7 @@ impl Manager {
     fn new(exists: bool, limit: Option<Duration>, now: Instant) -> Self {
         // Half of it, as sd_watchdog_enabled(3) recommends.
         let ping = limit.map(|limit| (limit / 2, now));
-        Self { exists, ping, sent: String::new(), status: None, status_at: now }
+        Self { exists, ping, sent: String::new(), status: None, status_at: now, moved: None }
     }
 
     /// Time at which [`tick`](Self::tick) has something to send.
@@ -111,11 +113,26 @@ impl Manager {
         }
     }
 
-    /// Reports that another process is the service's main one from now on.
-    pub(super) fn report_main_pid(&self, pid: u32) {
-        if self.exists {
-            send(&[NotifyState::MainPid(pid)]);
+    /// Reports that another process is the service's main one from now on, and does not wait.
+    ///
+    /// # Errors
+    /// The manager does not read. One that cannot be reached is none.
+    pub(super) fn report_main_pid(&mut self, pid: u32) -> io::Result<()> {
+        if !self.exists {
+            return Ok(());
         }
+        match notify(&format!("MAINPID={pid}\n"), &[], Duration::ZERO) {
+            Ok(()) => self.moved = Barrier::send(Duration::ZERO).ok(),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+            Err(error) => tracing::warn!("cannot notify the service manager: {error}"),
+        }
+        Ok(())
+    }
+
+    /// Waits until the manager has handled that: it takes messages only from processes that it
+    /// finds.
+    pub(super) fn wait_until_moved(&self) {
+        let _ = self.moved.as_ref().map(Barrier::wait);
     }
 
     /// Reports the begin of the shutdown.
@@ -139,7 +156,7 @@ fn send(states: &[NotifyState<'_>]) {
 /// There is no manager, or it does not read.
 pub(super) fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
     // Not polled: sockets that hold others' descriptors look closed.
-    notify(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
+    notify(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd], BARRIER_MAX)
 }
 
 /// Removes the descriptors of that name.
@@ -147,7 +164,7 @@ pub(super) fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// As for [`store`].
 pub(super) fn unstore(name: &str) -> io::Result<()> {
-    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[])
+    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[], BARRIER_MAX)
 }
 
 /// Waits until the manager has handled what was sent before.
@@ -155,23 +172,39 @@ pub(super) fn unstore(name: &str) -> io::Result<()> {
 /// # Errors
 /// As for [`store`]; it does not reply in time.
 pub(super) fn barrier() -> io::Result<()> {
-    let (ours, theirs) = os::socketpair()?;
-    notify("BARRIER=1\n", &[theirs.as_fd()])?;
-    drop(theirs);
-    match os::wait_readable(ours.as_fd(), BARRIER_MAX)? {
-        true => Ok(()),
-        false => Err(io::ErrorKind::TimedOut.into()),
+    Barrier::send(BARRIER_MAX)?.wait()
+}
+
+/// A socket that the manager closes when it has handled what was sent before.
+struct Barrier(OwnedFd);
+
+impl Barrier {
+    fn send(limit: Duration) -> io::Result<Self> {
+        let (ours, theirs) = os::socketpair()?;
+        notify("BARRIER=1\n", &[theirs.as_fd()], limit)?;
+        Ok(Self(ours))
+    }
+
+    /// Waits for that.
+    ///
+    /// # Errors
+    /// It does not happen in time.
+    fn wait(&self) -> io::Result<()> {
+        match os::wait_readable(self.0.as_fd(), BARRIER_MAX)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
     }
 }
 
-fn notify(text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn notify(text: &str, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
     let at = std::env::var_os("NOTIFY_SOCKET").ok_or(io::ErrorKind::NotFound)?;
     let socket = UnixDatagram::unbound()?;
     match at.as_bytes().strip_prefix(b"@") {
         Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
         None => socket.connect(&at)?,
     }
-    let end = Instant::now() + BARRIER_MAX;
+    let end = Instant::now() + limit;
     while !os::send(socket.as_fd(), text.as_bytes(), fds)? {
         if !os::wait(socket.as_fd(), os::Until::Writable, end)? {
             return Err(io::ErrorKind::TimedOut.into());

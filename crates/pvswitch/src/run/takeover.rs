@@ -26,7 +26,9 @@ use super::handover::{
     decode, encode, part,
 };
 use super::keep::StoreState;
+use super::manager::BARRIER_MAX;
 use super::reload::Leaving;
+use super::upgrade::ACCEPT_MAX;
 use super::vhost::backend_of;
 use super::vifs::{XenInherited, XenOffer};
 use super::{Attach, Event, RunError, System, passt};
@@ -42,8 +44,9 @@ const OFFER_MAX: Duration = Duration::from_secs(10);
 const HANDED_MAX: Duration = Duration::from_secs(10);
 /// Variable of the process that takes over: its parent, which leaves it to the service manager.
 pub(super) const LEFT_BY: &str = "PVSWITCH_LEFT_BY";
-/// Longest time for it to send the last message.
-const GO_MAX: Duration = Duration::from_secs(2);
+/// Longest time for it to send the last message, and to read a reply: longer than it takes itself.
+/// Older versions wait at this point for the service manager to read, and to handle it.
+const GO_MAX: Duration = ACCEPT_MAX.saturating_add(BARRIER_MAX.saturating_mul(2));
 
 /// A switch that another process offers to this one, or left behind.
 pub struct Takeover {
@@ -296,7 +299,7 @@ impl System {
         let message;
         let (handed, frames) = match &takeover.source {
             Source::Process(socket) => {
-                message = wait_for_handed(socket)?;
+                message = wait_for_handed(socket).inspect_err(|error| takeover.fail(error))?;
                 decode::<Handed>(&message).map_err(|e| error(&e))?
             }
             Source::Store(left) => (left.handed.clone(), &[][..]),

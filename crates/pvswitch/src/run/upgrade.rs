@@ -34,7 +34,7 @@ const PREPARE_MAX: Duration = Duration::from_secs(8);
 /// Longest time for workers to end their rounds.
 const FREEZE_MAX: Duration = Duration::from_secs(1);
 /// Longest time for the new process to accept the rest.
-const ACCEPT_MAX: Duration = Duration::from_secs(1);
+pub(super) const ACCEPT_MAX: Duration = Duration::from_secs(1);
 
 /// The program of this process, as it was at the start: its file may be replaced meanwhile.
 pub(super) fn program() -> PathBuf {
@@ -131,6 +131,14 @@ impl System {
         handed_over
     }
 
+    /// Ends after the switch was handed over. Nothing is undone: sockets, interfaces and rings are
+    /// the other process's.
+    pub(super) fn leave(&mut self) -> ! {
+        self.finish_http();
+        self.manager.wait_until_moved();
+        std::process::exit(0)
+    }
+
     fn hand_over(&mut self, program: &Path) -> Result<Value, RunError> {
         let began = Instant::now();
         let mut next = Next::start(program)?;
@@ -146,9 +154,13 @@ impl System {
         let handed = self.handed(&known, &mut bytes);
         next.send(&encode(&handed, &bytes), &[], ACCEPT_MAX)?;
         next.ready(ACCEPT_MAX)?;
-        self.report_move(next.pid(), program);
+        // As late as possible: whoever was informed takes the other's end for that of the switch.
+        self.report_move(next.pid(), program).map_err(|error| {
+            failed(program, &format!("the service manager or keeper does not read: {error}"))
+        })?;
         if let Err(error) = next.send(GO, &[], ACCEPT_MAX) {
-            self.report_move(std::process::id(), &self.program);
+            drop(frozen);
+            let _ = self.report_move(std::process::id(), &self.program.clone());
             return Err(error);
         }
         // From here on the rings are the other's: workers stay at the gate until this process ends.
@@ -156,7 +168,6 @@ impl System {
         next.took_over = true;
         let pid = next.pid();
         tracing::info!("handed over to process {pid} ({})", program.display());
-        self.manager.report_main_pid(pid);
         self.publish(api::event::Event::Upgrade { pid });
         self.handed_over = true;
         self.stop = true;
