@@ -73,6 +73,13 @@ pub enum Event {
         /// The violation.
         cause: String,
     },
+    /// The interface of a port was removed, or fails; the port is down.
+    InterfaceLost {
+        /// Name of the port.
+        port: String,
+        /// What happened to it.
+        cause: String,
+    },
     /// A receiver posts no buffers while frames arrive for it.
     Stalled {
         /// Name of the port.
@@ -162,6 +169,7 @@ impl Event {
         match self {
             Self::Fault { .. } => Severity::Error,
             Self::PortDown { .. }
+            | Self::InterfaceLost { .. }
             | Self::Stalled { .. }
             | Self::MacFlaps { .. }
             | Self::TakeOver { .. }
@@ -186,6 +194,7 @@ impl Event {
             | Self::PortUp { port }
             | Self::PortDown { port }
             | Self::Fault { port, .. }
+            | Self::InterfaceLost { port, .. }
             | Self::Stalled { port, .. }
             | Self::Recovered { port, .. }
             | Self::MacMoved { port, .. }

@@ -160,8 +160,9 @@ struct PortState {
     attach: Attach,
     /// Name of the port with which alone it exchanges frames: a vif's, or that of its TAP.
     wired: Option<String>,
-    /// Number of faults of this port's guest.
+    /// Number of faults of this port's guest, and of times that its interface was lost.
     faults: u64,
+    interface_losses: u64,
     /// Why the port is down and does not recover by itself.
     failure: Option<String>,
     /// Whether the other port of its pair carries the frames: it sends and receives nothing.
@@ -180,6 +181,7 @@ impl PortState {
             attach,
             wired: None,
             faults: 0,
+            interface_losses: 0,
             failure: None,
             blocked: false,
             takeovers: 0,

@@ -174,6 +174,11 @@ fn port() -> Value {
             ("connected", flag(), "vhost-user, stream, dgram: whether its peer is connected"),
             ("connections", count(), "of those: connections so far"),
             (
+                "interface_losses",
+                count(),
+                "tap, af-packet, af-xdp: times its interface was removed, or failed",
+            ),
+            (
                 "dirty_log",
                 flag(),
                 "vhost-user: whether written pages are logged: the guest migrates",
@@ -482,6 +487,7 @@ fn event() -> Value {
         ("port-up", vec![port()]),
         ("port-down", vec![port()]),
         ("fault", vec![port(), ("cause", text(), "the violation")]),
+        ("interface-lost", vec![port(), ("cause", text(), "what happened to it")]),
         ("stalled", queue()),
         ("recovered", queue()),
         ("mac-moved", vec![port(), ("moves", count(), "to this port, in the last second")]),

@@ -236,10 +236,14 @@ fn port_evpn(out: &mut String, ports: &[(String, &Value)]) {
 
 /// Faults, errors and connections of ports, each with its escaped name.
 fn port_events(out: &mut String, ports: &[(String, &Value)]) {
-    let help = "Times the guest violated the protocol.";
-    let mut faults = Family::new(out, "pvswitch_port_faults_total", "counter", help);
-    for (name, port) in ports {
-        faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
+    for (key, help) in [
+        ("faults", "Times the guest violated the protocol."),
+        ("interface_losses", "Times the port's interface was removed, or failed."),
+    ] {
+        let mut family = Family::new(out, &format!("pvswitch_port_{key}_total"), "counter", help);
+        for (name, port) in ports {
+            family.sample(&format!("port=\"{name}\""), port[key].as_f64().unwrap_or(0.0));
+        }
     }
     let help = "Errors of peers, by cause.";
     let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
@@ -487,8 +491,8 @@ mod tests {
             "ports": [
             {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2},
              "connected": true, "stalled_s": 61, "addresses": 7, "addresses_limit": 4096},
-            {"name": "up", "evpn": {"announced": 3, "pending": 0, "yielded": 1, "duplicate": 0,
-             "remote": 12, "problems": ["no bridge"]}},
+            {"name": "up", "interface_losses": 1, "evpn": {"announced": 3, "pending": 0,
+             "yielded": 1, "duplicate": 0, "remote": 12, "problems": ["no bridge"]}},
         ], "control": {"connections": 1, "streams": 2, "requests": 3, "refused": {"404": 4},
             "closed_slow": 5, "closed_for_others": 6, "events": 8, "events_lost": 9},
             "fdb": {"learned": 7, "static": 1, "capacity": 65536}});
@@ -513,6 +517,7 @@ mod tests {
             r#"pvswitch_worker_load_ratio{worker="0"} 0.25"#,
             "# TYPE pvswitch_ingress_first_frame_seconds summary",
             r#"pvswitch_port_errors_total{port="a",cause="map"} 2"#,
+            r#"pvswitch_port_interface_losses_total{port="up"} 1"#,
             r#"pvswitch_account_used{port="a",resource="mappings"} 4"#,
             r#"pvswitch_account_limit{port="a",resource="mappings"} 1018"#,
             r#"pvswitch_account_refused_total{port="a",resource="mappings"} 2"#,

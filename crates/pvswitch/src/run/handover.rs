@@ -97,6 +97,8 @@ pub(super) struct PortOffer {
     pub(super) blocked: bool,
     #[serde(default)]
     pub(super) takeovers: u64,
+    #[serde(default)]
+    pub(super) interface_losses: u64,
     pub(super) faults: u64,
     pub(super) connections: u64,
     pub(super) errors: BTreeMap<String, u64>,

@@ -113,6 +113,9 @@ impl System {
             value["connections"] = end.connections.into();
             end.errors.show(&mut value);
         }
+        if matches!(state.attach, Attach::Tap(_) | Attach::Xdp(_)) {
+            value["interface_losses"] = state.interface_losses.into();
+        }
         if state.port.is_wired() {
             value["wired_to"] = state.wired.as_deref().into();
         }

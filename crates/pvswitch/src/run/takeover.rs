@@ -391,6 +391,7 @@ impl System {
                 Ok(mut prepared) => {
                     prepared.state.faults = port.faults;
                     prepared.state.takeovers = port.takeovers;
+                    prepared.state.interface_losses = port.interface_losses;
                     served.append(&mut prepared.served);
                     all.push(prepared);
                 }

@@ -141,7 +141,7 @@ impl System {
         let all = state.ingress.len() as u16;
         state.failure = Some(why.into());
         // To set an interface down is an operator's decision.
-        state.faults += u64::from(link == PacketLink::Removed);
+        state.interface_losses += u64::from(link == PacketLink::Removed);
         state.port.set_active(0);
         let id = state.port.id;
         (0..all).for_each(|queue| self.pool.drop_queue(token(id, queue, false)));
@@ -150,7 +150,7 @@ impl System {
             self.fdb.flush_learned(id);
         }
         if link == PacketLink::Removed {
-            self.publish(Event::Fault { port: name.into(), cause: why.into() });
+            self.publish(Event::InterfaceLost { port: name.into(), cause: why.into() });
         }
         self.touch(name);
     }
@@ -242,7 +242,7 @@ impl System {
         };
         if let Some(old) = self.ports.get(name) {
             let new = &mut prepared.state;
-            (new.faults, new.takeovers) = (old.faults, old.takeovers);
+            (new.interface_losses, new.takeovers) = (old.interface_losses, old.takeovers);
             for (new, old) in new.ingress.iter().zip(&old.ingress) {
                 old.stats.all().for_each(|(name, value)| _ = new.stats.restore(name, value));
             }

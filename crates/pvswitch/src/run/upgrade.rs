@@ -317,6 +317,7 @@ pub(super) fn port_offer<'a>(
     let mut offer =
         PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
     (offer.blocked, offer.takeovers) = (state.blocked, state.takeovers);
+    offer.interface_losses = state.interface_losses;
     if let Some(end) = state.attach.endpoint() {
         offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
         offer.passt = end.passt.as_ref().map(|process| export_fd(fds, process.as_fd()));
