@@ -271,6 +271,7 @@ fn switch_goes_on_without_its_keeper() {
     wait_for("the loss to be reported", || switch.log().contains("the keeper process has ended"));
     pair.wait_for_replies(&switch);
     assert_eq!(switch.pid(), process);
+    assert_eq!(switch.json(&["show"])["keep"], "failed");
     pair.end();
     switch.shut_down(&dir);
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,6 +16,8 @@ use os::{Received, Until};
 struct State {
     /// Lines, but `STATUS=`.
     lines: Vec<String>,
+    /// Names of stored descriptors.
+    stored: BTreeSet<String>,
     holds: bool,
     barriers: Vec<OwnedFd>,
     ends: bool,
@@ -60,6 +63,14 @@ impl Manager {
         self.thread.take().into_iter().for_each(|thread| thread.join().unwrap());
     }
 
+    /// Reads no more, and has no room for another message.
+    fn fill(&mut self, dir: &Dir) {
+        self.stop();
+        let socket = UnixDatagram::unbound().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.send_to(b"filler", dir.path("notify")).is_ok() {}
+    }
+
     /// Starts a switch that this manager keeps.
     fn switch(&self, dir: &Dir) -> Switch {
         let mut command = pvswitch();
@@ -84,9 +95,18 @@ impl State {
         };
         let text = String::from_utf8(bytes[..len].to_vec()).unwrap();
         self.lines.extend(text.lines().filter(|l| !l.starts_with("STATUS=")).map(String::from));
-        if text.starts_with("BARRIER=1") && self.holds {
-            self.barriers.append(&mut fds);
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        match text.lines().next() {
+            Some("FDSTORE=1") => _ = self.stored.insert(name.unwrap().into()),
+            Some("FDSTOREREMOVE=1") => _ = self.stored.remove(name.unwrap()),
+            Some("BARRIER=1") if self.holds => self.barriers.append(&mut fds),
+            _ => {}
         }
+    }
+
+    /// Names of records: what is between `pvswitch-` and the number of the version.
+    fn records(&self) -> Vec<&str> {
+        self.stored.iter().map(|name| name.split('-').nth(1).unwrap()).collect()
     }
 }
 
@@ -113,4 +133,49 @@ fn frames_pass_during_an_upgrade_while_the_manager_does_not_handle_it() {
     pair.wait_for_replies(&switch);
     pair.end();
     switch.shut_down(&dir);
+}
+
+#[test]
+fn switch_goes_on_without_a_manager_that_reads_and_is_kept_again_once_it_does() {
+    let dir = Dir::new();
+    let mut manager = Manager::start(&dir);
+    let switch = manager.switch(&dir);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let keep = || switch.json(&["show"])["keep"].clone();
+    let all = ["live", "p0", "p1", "switch"];
+    wait_for("all records", || manager.state().records() == all);
+    assert_eq!(keep(), "on");
+    manager.fill(&dir);
+    // Its record cannot be stored, the outdated one cannot be removed, and the status line, which
+    // has the number of ports, cannot be sent.
+    switch.json(&["add-port", "n=null"]);
+    assert_eq!(keep(), "failed");
+    assert!(switch.log().contains("cannot keep the switch's state"), "{}", switch.log());
+    let before = switch.pid();
+    let refused = switch.ctl(&["upgrade", env!("CARGO_BIN_EXE_pvswitch")]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && text.contains("manager or keeper does not read"),
+        "{text}"
+    );
+    assert_eq!(switch.pid(), before);
+    pair.wait_for_replies(&switch);
+    assert_eq!(keep(), "failed");
+    // What is outdated goes first, and nothing of it is left at the end.
+    let stored = manager.state().stored.clone();
+    manager.state().lines.clear();
+    manager.read();
+    wait_for("the state to be kept", || keep() == "on");
+    let all = ["live", "p0", "p1", "p2", "switch"];
+    wait_for("all records", || manager.state().records() == all);
+    let state = manager.state();
+    assert!(state.stored.is_disjoint(&stored), "{:?}", state.stored);
+    let names = state.lines.iter().filter(|line| line.starts_with("FDNAME="));
+    let first = names.clone().next().unwrap();
+    assert!(first.starts_with("FDNAME=pvswitch-switch-"), "{:?}", names.collect::<Vec<_>>());
+    assert!(state.lines.contains(&"FDSTOREREMOVE=1".into()));
+    drop(state);
+    pair.end();
+    switch.shut_down(&dir);
+    wait_for("an empty store", || manager.state().stored.is_empty());
 }

@@ -126,6 +126,7 @@ fn status() -> Value {
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "address of --http"),
             ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),
+            ("keep", one_of(&["on", "failed", "off"]), "whether its state is kept for a kill"),
             ("xen_auto", maybe(text()), "name of the port xen:auto"),
             ("budgets", named("Budgets"), ""),
             ("fdb", object(fdb.into(), vec![]), "use of the table of addresses"),

@@ -143,6 +143,12 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     let help = "Always 1; version and commit are labels.";
     Family::new(out, "pvswitch_build_info", "gauge", help)
         .sample(&format!("version=\"{version}\",commit=\"{commit}\""), 1.0);
+    let help = "Whether the state is kept for the next process, if this one is killed (--keep).";
+    let mut keep = Family::new(out, "pvswitch_keep", "gauge", help);
+    for state in ["on", "failed", "off"] {
+        let is = show["keep"] == state;
+        keep.sample(&format!("state=\"{state}\""), f64::from(u8::from(is)));
+    }
     let fdb = &show["fdb"];
     let help = "Entries of the table of addresses.";
     let mut entries = Family::new(out, "pvswitch_fdb_entries", "gauge", help);
@@ -487,7 +493,8 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_times_are_seconds() {
-        let show = json!({"version": "1", "budgets": {"mappings": {"used": 9, "limit": 61434}},
+        let show = json!({"version": "1", "keep": "failed",
+            "budgets": {"mappings": {"used": 9, "limit": 61434}},
             "ports": [
             {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2},
              "connected": true, "stalled_s": 61, "addresses": 7, "addresses_limit": 4096},
@@ -507,6 +514,8 @@ mod tests {
         let text = text(&show, &stats);
         for line in [
             "pvswitch_uptime_seconds 1.5",
+            r#"pvswitch_keep{state="failed"} 1"#,
+            r#"pvswitch_keep{state="on"} 0"#,
             r#"pvswitch_port_info{port="a",kind="tap:\"x\\y\"\n"} 1"#,
             r#"pvswitch_ingress_frames_total{port="a",queue="0"} 5"#,
             r#"pvswitch_ingress_drops_total{port="a",queue="0",cause="runt"} 7"#,

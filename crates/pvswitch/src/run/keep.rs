@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use api::Request;
-use os::StateFile;
+use os::{StateFile, Until, wait};
 use serde::{Deserialize, Serialize};
 use switch::account::defaults::MESSAGE_TIME;
 use switch::time::Ns;
@@ -48,6 +48,12 @@ pub(super) const PANICS: u64 = 32_768;
 const LIVE_EVERY: Duration = Duration::from_secs(1);
 const LIVE_SHARE: u32 = 50;
 
+/// Longest time for whoever keeps the state to read, for all changes of a round together.
+const STORE_MAX: Duration = Duration::from_secs(5);
+/// Time after which all is stored again that could not be, at first; it doubles up to the longest.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
 /// Index of a port's first descriptor.
 pub(super) fn first(id: u16) -> u32 {
     (u32::from(id) + 1) << 16
@@ -62,12 +68,20 @@ fn is_lost(error: &io::Error) -> bool {
     )
 }
 
+fn log_failed(error: &dyn std::fmt::Display) {
+    tracing::error!(
+        "cannot keep the switch's state: {error}; if this process is killed, guests must reconnect"
+    );
+}
+
 /// Where descriptors are kept.
 enum Place {
     /// A keeper process.
     Keeper(OwnedFd),
     /// The service manager.
     Manager,
+    /// A keeper process that has ended.
+    Nobody,
 }
 
 /// A store of named descriptors.
@@ -75,8 +89,12 @@ pub(super) struct Store {
     place: Place,
     /// Names of each record's descriptors.
     records: BTreeMap<String, Vec<String>>,
+    /// Names of descriptors that are outdated and could not be deleted.
+    outdated: Vec<String>,
     /// Number of the next record.
     serial: u64,
+    /// Until when changes of the present round may wait.
+    until: Instant,
 }
 
 /// A store as it is handed to another process.
@@ -94,7 +112,8 @@ impl Store {
         let serials = names.iter().filter_map(|name| name.rsplit('-').nth(1)?.parse::<u64>().ok());
         let serial = serials.max().unwrap_or(0) + 1;
         let place = keeper.map_or(Place::Manager, Place::Keeper);
-        Self { place, records: BTreeMap::from([(String::new(), names)]), serial }
+        let records = BTreeMap::from([(String::new(), names)]);
+        Self { place, records, outdated: Vec::new(), serial, until: Instant::now() + STORE_MAX }
     }
 
     fn import(state: StoreState, keeper: Option<OwnedFd>) -> Self {
@@ -103,31 +122,63 @@ impl Store {
         store
     }
 
-    fn export<'a>(&'a self, fds: &mut Exported<'a>) -> StoreState {
+    fn export<'a>(&'a self, fds: &mut Exported<'a>) -> Option<StoreState> {
         let keeper = match &self.place {
             Place::Keeper(socket) => Some(export_fd(fds, socket.as_fd())),
             Place::Manager => None,
+            Place::Nobody => return None,
         };
-        let names = self.records.values().flatten().cloned().collect();
-        StoreState { keeper, names, serial: self.serial }
+        let names = self.records.values().flatten().chain(&self.outdated).cloned().collect();
+        Some(StoreState { keeper, names, serial: self.serial })
     }
 
     pub(super) fn is_managed(&self) -> bool {
         matches!(self.place, Place::Manager)
     }
 
-    fn put_fd(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// Begins a round of changes.
+    pub(super) fn begin(&mut self) {
+        self.until = Instant::now() + STORE_MAX;
+    }
+
+    /// Whether a change need not wait now.
+    fn is_reading(&self) -> bool {
         match &self.place {
-            Place::Keeper(socket) => post(socket.as_fd(), PUT, name, Some(fd)),
-            Place::Manager => super::manager::store(name, fd),
+            Place::Keeper(socket) => {
+                wait(socket.as_fd(), Until::Writable, Instant::now()).unwrap_or(false)
+            }
+            Place::Manager => super::manager::is_reading(),
+            Place::Nobody => false,
+        }
+    }
+
+    fn put_fd(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let limit = self.until.saturating_duration_since(Instant::now());
+        match &self.place {
+            Place::Keeper(socket) => post_within(socket.as_fd(), PUT, name, Some(fd), limit),
+            Place::Manager => super::manager::store(name, fd, limit),
+            Place::Nobody => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
 
     fn delete(&self, name: &str) -> io::Result<()> {
+        let limit = self.until.saturating_duration_since(Instant::now());
         match &self.place {
-            Place::Keeper(socket) => post(socket.as_fd(), DELETE, name, None),
-            Place::Manager => super::manager::unstore(name),
+            Place::Keeper(socket) => post_within(socket.as_fd(), DELETE, name, None, limit),
+            Place::Manager => super::manager::unstore(name, limit),
+            Place::Nobody => Err(io::ErrorKind::BrokenPipe.into()),
         }
+    }
+
+    /// Deletes all of these, or notes which are left.
+    fn delete_all(&mut self, names: &[String]) -> io::Result<()> {
+        for (at, name) in names.iter().enumerate() {
+            if let Err(error) = self.delete(name) {
+                self.outdated.extend_from_slice(&names[at..]);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Replaces a record by these descriptors.
@@ -140,17 +191,26 @@ impl Store {
             let put = self.put_fd(&name, *fd);
             names.push(name);
             if put.is_err() {
-                names.iter().try_for_each(|name| self.delete(name))?;
+                self.delete_all(&names)?;
                 return put;
             }
         }
         let old = self.records.insert(key.into(), names).unwrap_or_default();
-        old.iter().try_for_each(|name| self.delete(name))
+        self.delete_all(&old)
     }
 
     fn remove(&mut self, key: &str) -> io::Result<()> {
         let old = self.records.remove(key).unwrap_or_default();
-        old.iter().try_for_each(|name| self.delete(name))
+        self.delete_all(&old)
+    }
+
+    /// Removes all records; first that of the switch, without which none is restored.
+    fn empty(&mut self) -> io::Result<()> {
+        let mut names = std::mem::take(&mut self.outdated);
+        names.extend(std::mem::take(&mut self.records).into_values().flatten());
+        let switch = format!("{PREFIX}{SWITCH}-");
+        names.sort_by_key(|name| !name.starts_with(&switch));
+        self.delete_all(&names)
     }
 
     /// Removes what a previous process stored.
@@ -173,6 +233,8 @@ pub struct Keep {
     ports: BTreeSet<u16>,
     /// Records of the previous process are removed when ours are complete.
     is_first: bool,
+    /// If the store failed: when all is stored again, and the time from now to then.
+    retry: Option<(Instant, Duration)>,
     /// Whether frames may have passed since the counters were written. Set by workers.
     active: Arc<AtomicBool>,
     /// When they are written next, and what they were.
@@ -192,6 +254,7 @@ impl Keep {
             replies: false,
             ports: BTreeSet::new(),
             is_first: true,
+            retry: None,
             active: Arc::new(AtomicBool::new(false)),
             due: None,
             written: 0,
@@ -206,8 +269,18 @@ impl Keep {
         Self::new(Store::import(state, keeper))
     }
 
-    pub(super) fn export<'a>(&'a self, fds: &mut Exported<'a>) -> StoreState {
+    pub(super) fn export<'a>(&'a self, fds: &mut Exported<'a>) -> Option<StoreState> {
         self.store.export(fds)
+    }
+
+    fn is_failed(&self) -> bool {
+        self.retry.is_some() || matches!(self.store.place, Place::Nobody)
+    }
+
+    /// Removes all records from a store that does not work, because they are outdated from now on.
+    fn fail(&mut self, pause: Duration) {
+        let _ = self.store.empty();
+        self.retry = Some((Instant::now() + pause, pause));
     }
 
     /// Flag that workers set when they wake up.
@@ -219,7 +292,7 @@ impl Keep {
     pub(super) fn keeper(&self) -> Option<BorrowedFd<'_>> {
         match &self.store.place {
             Place::Keeper(socket) => Some(socket.as_fd()),
-            Place::Manager => None,
+            Place::Manager | Place::Nobody => None,
         }
     }
 
@@ -294,21 +367,45 @@ impl System {
             self.keep = Some(keep);
             return;
         }
-        match self.store_changes(&mut keep) {
-            Ok(()) => self.keep = Some(keep),
-            Err(error) => self.disable_keep(keep, &error),
+        if keep.is_failed() {
+            keep.touched.clear();
+            self.retry_keep(&mut keep);
+        } else {
+            keep.store.begin();
+            if let Err(error) = self.store_changes(&mut keep) {
+                log_failed(&error);
+                keep.fail(RETRY);
+            }
+        }
+        self.keep = Some(keep);
+    }
+
+    /// Stores all again, if that is due.
+    fn retry_keep(&mut self, keep: &mut Keep) {
+        let now = Instant::now();
+        let Some((_, pause)) = keep.retry.take_if(|(at, _)| *at <= now) else { return };
+        keep.store.begin();
+        let stored = match keep.store.is_reading() {
+            true => keep.store.empty().and_then(|()| {
+                (keep.is_first, keep.switch) = (true, true);
+                keep.touched.extend(self.ports.keys().cloned());
+                keep.ports.clear();
+                self.store_changes(keep)
+            }),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        };
+        match stored {
+            Ok(()) => tracing::info!("the switch's state is kept again"),
+            Err(_) => keep.fail((pause * 2).min(RETRY_MAX)),
         }
     }
 
-    /// Removes all records from a store that does not work, because they are outdated from now on.
-    fn disable_keep(&mut self, mut keep: Keep, error: &dyn std::fmt::Display) {
-        tracing::error!(
-            "cannot keep the switch's state: {error}; if this process is killed, guests must \
-             reconnect"
-        );
-        let keys: Vec<_> = keep.store.records.keys().cloned().collect();
-        for key in keys {
-            let _ = keep.store.remove(&key);
+    /// Whether the next process could go on if this one is killed: `on`, `failed` or `off`.
+    pub(super) fn keeps(&self) -> &'static str {
+        match &self.keep {
+            None => "off",
+            Some(keep) if keep.is_failed() => "failed",
+            Some(_) => "on",
         }
     }
 
@@ -399,8 +496,9 @@ impl System {
         if let Some(fd) = self.keeper.take() {
             self.unwatch(fd.as_fd(), &super::Event::Keeper);
         }
-        if let Some(keep) = self.keep.take() {
-            self.disable_keep(keep, &"the keeper process has ended");
+        if let Some(keep) = &mut self.keep {
+            log_failed(&"the keeper process has ended");
+            (keep.store.place, keep.retry) = (Place::Nobody, None);
         }
     }
 
@@ -411,17 +509,16 @@ impl System {
             let _ = post(keeper, END, "", None);
             return;
         }
-        let keys: Vec<_> = keep.store.records.keys().cloned().collect();
-        for key in keys {
-            let _ = keep.store.remove(&key);
-        }
+        keep.store.begin();
+        let _ = keep.store.empty();
     }
 
     // ---- counters and addresses ----
 
-    /// Time at which counters are to be written.
+    /// Time at which counters are to be written, or all is stored again.
     pub(super) fn live_due(&self) -> Option<Instant> {
-        self.keep.as_ref().and_then(|keep| keep.due)
+        let keep = self.keep.as_ref()?;
+        keep.due.into_iter().chain(keep.retry.map(|(at, _)| at)).min()
     }
 
     /// Begins to write counters every second, if a worker has woken up.

@@ -84,10 +84,11 @@ impl Manager {
         states
     }
 
-    /// Sends a ping and the status where they are due.
+    /// Sends a ping and the status where they are due. A status that the manager does not read is
+    /// sent again later.
     fn tick(&mut self, now: Instant) {
-        if self.due().is_some_and(|at| at <= now) {
-            send(&self.take_due(now));
+        if self.due().is_some_and(|at| at <= now) && !send(&self.take_due(now), Duration::ZERO) {
+            self.status = Some(std::mem::take(&mut self.sent));
         }
     }
 
@@ -99,7 +100,7 @@ impl Manager {
         self.status = None;
         self.sent = status;
         self.status_at = Instant::now() + STATUS_PAUSE;
-        send(&[NotifyState::Ready, NotifyState::Status(&self.sent)]);
+        send(&[NotifyState::Ready, NotifyState::Status(&self.sent)], BARRIER_MAX);
     }
 
     /// Reports the begin of a reload. systemd wants its time in the same message.
@@ -108,7 +109,7 @@ impl Manager {
             return;
         }
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => send(&[NotifyState::Reloading, now]),
+            Ok(now) => _ = send(&[NotifyState::Reloading, now], BARRIER_MAX),
             Err(error) => tracing::warn!("cannot notify the service manager: {error}"),
         }
     }
@@ -138,14 +139,21 @@ impl Manager {
     /// Reports the begin of the shutdown.
     pub(super) fn stopping(&self) {
         if self.exists {
-            send(&[NotifyState::Stopping]);
+            send(&[NotifyState::Stopping], BARRIER_MAX);
         }
     }
 }
 
-fn send(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!("cannot notify the service manager: {error}");
+/// Returns whether the manager was there, and read or had room within this time.
+fn send(states: &[NotifyState<'_>], limit: Duration) -> bool {
+    let text: String = states.iter().map(|state| format!("{state}\n")).collect();
+    match notify(&text, &[], limit) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
+        Err(error) => {
+            tracing::warn!("cannot notify the service manager: {error}");
+            true
+        }
     }
 }
 
@@ -154,17 +162,17 @@ fn send(states: &[NotifyState<'_>]) {
 ///
 /// # Errors
 /// There is no manager, or it does not read.
-pub(super) fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn store(name: &str, fd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
     // Not polled: sockets that hold others' descriptors look closed.
-    notify(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd], BARRIER_MAX)
+    notify(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd], limit)
 }
 
 /// Removes the descriptors of that name.
 ///
 /// # Errors
 /// As for [`store`].
-pub(super) fn unstore(name: &str) -> io::Result<()> {
-    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[], BARRIER_MAX)
+pub(super) fn unstore(name: &str, limit: Duration) -> io::Result<()> {
+    notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[], limit)
 }
 
 /// Waits until the manager has handled what was sent before.
@@ -173,6 +181,11 @@ pub(super) fn unstore(name: &str) -> io::Result<()> {
 /// As for [`store`]; it does not reply in time.
 pub(super) fn barrier() -> io::Result<()> {
     Barrier::send(BARRIER_MAX)?.wait()
+}
+
+/// Whether the manager takes messages now.
+pub(super) fn is_reading() -> bool {
+    Barrier::send(Duration::ZERO).is_ok()
 }
 
 /// A socket that the manager closes when it has handled what was sent before.

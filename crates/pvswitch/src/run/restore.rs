@@ -158,6 +158,7 @@ impl Store {
     /// Removes all that a previous process stored, and waits until it is closed: its sockets would
     /// accept connections.
     fn clear(&mut self) -> io::Result<()> {
+        self.begin();
         self.remove_foreign()?;
         if self.is_managed() { manager::barrier() } else { Ok(()) }
     }

@@ -43,6 +43,7 @@ impl System {
                 "outage_us": taken.outage.as_micros() as u64,
                 "killed": taken.killed,
             })),
+            "keep": self.keeps(),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
             "budgets": accounts::budgets(&self.budgets),
             "fdb": {

@@ -185,7 +185,7 @@ impl System {
         Offer {
             ports: ports.into_iter().map(|state| port_offer(state, buses, fds, true)).collect(),
             addresses: self.learned(),
-            keep: self.keep.as_ref().map(|keep| keep.export(fds)),
+            keep: self.keep.as_ref().and_then(|keep| keep.export(fds)),
             activated,
             ..offer
         }
