@@ -1,12 +1,14 @@
 //! Eventfds and pipes as signals between threads and processes.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use rustix::pipe::PipeFlags;
+
+use crate::fd::set_nonblocking;
 
 /// Most bytes that one [`drain`] takes from a pipe.
 const DRAIN_BYTES: usize = 512;
@@ -42,6 +44,25 @@ pub fn drain(fd: BorrowedFd<'_>) -> bool {
     matches!(rustix::io::read(fd, &mut buf), Ok((bytes, _)) if !bytes.is_empty())
 }
 
+/// Clears an eventfd shared with a peer, without blocking; returns whether it was set.
+///
+/// Unlike that of a write ([`signal_event`](crate::signal_event)), O_NONBLOCK of a read can be
+/// given with the call: since Linux 5.8; before, it is set, and a peer can clear it in between.
+#[inline]
+pub fn drain_event(fd: BorrowedFd<'_>) -> bool {
+    /// Read as by `read`.
+    const NO_OFFSET: u64 = u64::MAX;
+    let mut counter = [0; 8];
+    let mut buf = [IoSliceMut::new(&mut counter)];
+    match rustix::io::preadv2(fd, &mut buf, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP) => {
+            set_nonblocking(fd);
+            drain(fd)
+        }
+        read => read.is_ok(),
+    }
+}
+
 /// Writes a short message in one piece. `false`: no room now. A disconnected peer counts as
 /// notified.
 pub fn write_whole(fd: BorrowedFd<'_>, bytes: &[u8]) -> bool {
@@ -68,6 +89,17 @@ mod tests {
             assert!(drain(read.as_fd()));
             assert!(!drain(read.as_fd()));
         }
+    }
+
+    #[test]
+    fn blocking_eventfd_is_drained_and_does_not_block_its_reader() {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (done, ends) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            signal(event.as_fd());
+            done.send([drain_event(event.as_fd()), drain_event(event.as_fd())]).unwrap();
+        });
+        assert_eq!(ends.recv_timeout(Duration::from_secs(20)), Ok([true, false]), "it blocked");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //!
 //! Every socket, eventfd and pipe made here is non-blocking and close-on-exec. Calls on a peer's
 //! descriptor never block: socket calls carry MSG_DONTWAIT, and an eventfd that a peer shares is
-//! signalled by [`signal_event`].
+//! signalled by [`signal_event`] and read by [`drain_event`].
 //!
 //! Not in this crate: ioctls of one crate's devices, which are in that crate's `sys.rs`.
 #![deny(unsafe_code)]
@@ -40,7 +40,7 @@ pub use backoff::{Backoff, delay};
 pub use confine::{
     ConfineError, Sandbox, ThreadKind, confine, enable_confinement, may_spawn, spawn,
 };
-pub use event::{drain, eventfd, pipe, signal, write_whole};
+pub use event::{drain, drain_event, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, memfd, open_device, read, set_nonblocking, write};
 pub use handover::{HandoverError, StateFile, pack, receive_state, send_state, unpack};
 pub use inherit::{InheritError, inherited_by_name};

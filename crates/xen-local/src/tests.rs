@@ -331,6 +331,40 @@ fn a_storm_of_events_is_one_event() {
     }
 }
 
+/// O_NONBLOCK of an eventfd is that of all who have it.
+#[test]
+fn front_end_that_makes_its_channel_blocking_blocks_neither_ack_nor_notify() {
+    let dir = dir();
+    let back = back(&dir);
+    let memory = os::memfd("t", 1 << 16).unwrap();
+    let socket = hostile(&dir, &words([1, 1, 1]), &[&memory, &memory]);
+    let reply = |fds: &mut Vec<OwnedFd>| {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        assert!(os::wait(socket.as_fd(), Until::Readable, deadline).unwrap());
+        let mut bytes = [0; 64];
+        os::recv(socket.as_fd(), &mut bytes, fds, 2).unwrap();
+        u32::from_le_bytes(bytes[4..8].try_into().unwrap())
+    };
+    reply(&mut Vec::new());
+    os::send(socket.as_fd(), &words([3, 0, 0]), &[]).unwrap();
+    let mut fds = Vec::new();
+    let port = reply(&mut fds);
+    let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).unwrap();
+    for event in [&to_front, &to_back] {
+        let flags = rustix::fs::fcntl_getfl(event).unwrap();
+        rustix::fs::fcntl_setfl(event, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+    }
+    rustix::io::write(&to_front, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let channel = back.bind(1, port).unwrap();
+    let (done, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let acked = channel.ack();
+        channel.notify();
+        done.send(acked).unwrap();
+    });
+    assert_eq!(ends.recv_timeout(Duration::from_secs(20)), Ok(false), "it blocked");
+}
+
 #[test]
 fn both_halves_of_a_shared_channel_get_every_event() {
     use rustix::event::epoll;

@@ -66,6 +66,7 @@ const OLDER: [&[libc::c_long]; 3] = [&[], &[], &[]];
 /// Batches on peers' and uplinks' descriptors, and waits for them.
 const WORKER: &[libc::c_long] = &[
     libc::SYS_readv,
+    libc::SYS_preadv2,
     libc::SYS_writev,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,

@@ -54,7 +54,8 @@ impl Channel {
         Self { fd, end: End::Xen(port), lent: true, closed: None }
     }
 
-    /// Two eventfds: one that we read, and one that the peer reads.
+    /// Two eventfds: one that we read, and one that the peer reads. The peer has both, and may make
+    /// them blocking: no call here blocks then.
     pub fn eventfds(ours: Arc<OwnedFd>, theirs: Arc<OwnedFd>) -> Self {
         Self { fd: ours, end: End::Eventfd(theirs), lent: false, closed: None }
     }
@@ -84,7 +85,7 @@ impl Channel {
     pub fn notify(&self) {
         match &self.end {
             End::Xen(port) => drop(xen::ioctl::notify(self.fd.as_fd(), *port)),
-            End::Eventfd(peer) => os::signal(peer.as_fd()),
+            End::Eventfd(peer) => os::signal_event(peer.as_fd()),
         }
     }
 
@@ -93,7 +94,7 @@ impl Channel {
     pub fn ack(&self) -> bool {
         match &self.end {
             End::Xen(port) => xen::evtchn_ack(self.fd.as_fd(), *port),
-            End::Eventfd(_) => os::drain(self.fd.as_fd()),
+            End::Eventfd(_) => os::drain_event(self.fd.as_fd()),
         }
     }
 }
