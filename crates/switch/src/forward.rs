@@ -218,6 +218,9 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of its last frames.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
+    /// Segments of a frame that its receiver has: before `put`, of its first frame; afterwards, of
+    /// the one that did not fit.
+    part: usize,
     /// Rules of ports, if any port has some.
     tenants: Option<Arc<Tenants>>,
     /// Whether a frame of the burst has a tag, if there are rules.
@@ -266,6 +269,7 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
+            part: 0,
             tenants: None,
             has_tagged: false,
             retagged: tenants::Retagged::default(),
@@ -642,8 +646,9 @@ impl Forwarder {
             self.set_steer(port.id, to.queue.steer());
         }
         let full = done < group.picks.len();
-        if done > 0
-            && let Some(at) = egress.notify(&mut *to.queue, done, full, now)
+        let got = done + usize::from(self.part > 0);
+        if got > 0
+            && let Some(at) = egress.notify(&mut *to.queue, got, full, now)
         {
             self.schedule_notify(at, group.to);
         }
@@ -654,12 +659,13 @@ impl Forwarder {
         } else if full {
             self.hold_or_drop(from, &mut to, group, done, burst, now);
         }
+        self.part = 0;
         drop(to);
         if is_mirrored {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             self.mirror(port, burst, picks, false, now);
         }
-        if done > 0 {
+        if got > 0 {
             self.record_progress(group.to, egress);
         }
     }
@@ -707,7 +713,7 @@ impl Forwarder {
     }
 
     /// Puts `picks` in order; frames with offloads that the peer lacks go through software. Returns
-    /// the number handled, and the fault that ended it.
+    /// the number handled, and the fault that ended it. The next one may be delivered in part.
     fn put(
         &mut self,
         queue: &mut dyn Egress,
@@ -716,6 +722,7 @@ impl Forwarder {
         picks: &[u16],
         burst: &Burst<'_>,
     ) -> (usize, Option<Fault>) {
+        let mut skip = std::mem::take(&mut self.part);
         let takes = queue.offloads();
         let needs_work = |pick: &u16| {
             let i = usize::from(*pick);
@@ -734,9 +741,10 @@ impl Forwarder {
             let (want, got) = if plain > 0 {
                 (plain, queue.put(burst, &picks[done..done + plain]))
             } else {
-                let put = self.put_in_software(queue, egress, from, picks[done], burst);
+                let put = self.put_in_software(queue, egress, from, picks[done], burst, skip);
                 (1, put.map(usize::from))
             };
+            skip = 0;
             match got {
                 Ok(n) => done += n,
                 Err(fault) => return (done, Some(fault)),

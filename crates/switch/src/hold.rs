@@ -56,6 +56,8 @@ const RECENT_MAX: usize = 8;
 pub(crate) struct HeldFrame {
     pub bytes: Box<[u8]>,
     pub hdr: VnetHdr,
+    /// Segments of it that were delivered.
+    pub part: usize,
     pub since: Instant,
     /// The sender's counters: losses are counted there, too. `None` for a flooded frame, of which
     /// others have a copy.
@@ -99,6 +101,13 @@ impl Hold {
             self.account.held_frames.give_back(1);
         }
         fits
+    }
+
+    /// Records how many segments of the oldest frame were delivered.
+    pub fn set_part(&mut self, part: usize) {
+        if let Some(frame) = self.frames.front_mut() {
+            frame.part = part;
+        }
     }
 
     /// Adds a frame that was charged.

@@ -103,6 +103,7 @@ pub struct Scratch {
     /// Empty between calls, as is `segs`.
     payload: Vec<Seg<'static>>,
     segs: Vec<Seg<'static>>,
+    skip: usize,
 }
 
 impl Scratch {
@@ -114,7 +115,13 @@ impl Scratch {
             chunk: [0; CHUNK],
             payload: Vec::new(),
             segs: Vec::new(),
+            skip: 0,
         }
+    }
+
+    /// Has the next [`resolve`] leave out the first `segments`, which the destination has.
+    pub fn skip(&mut self, segments: usize) {
+        self.skip = segments;
     }
 }
 
@@ -177,7 +184,8 @@ pub fn on_wire(head: &[u8], len: u32, hdr: &VnetHdr) -> (u64, u64) {
 }
 
 /// Converts a frame for a destination with offloads `to`, passing the results to `emit`, in order,
-/// until that returns false. Returns the number emitted and accepted.
+/// until that returns false. Returns the number emitted and accepted, those
+/// [skipped](Scratch::skip) included.
 ///
 /// `head`: private copy of the frame's first bytes, at most [`HEADERS_MAX`]. `body`: the sender's
 /// segments, after the head. `len`: length of both. `hdr`: checked by [`VnetHdr::check`].
@@ -202,12 +210,14 @@ pub fn resolve(
     scratch: &mut Scratch,
     emit: &mut Emit<'_>,
 ) -> Result<usize, Bad> {
+    let skip = std::mem::take(&mut scratch.skip);
     let body_len: u64 = body.iter().map(|seg| u64::from(seg.len())).sum();
     if head.len() as u64 + body_len != u64::from(len) || head.len() > HEADERS_MAX {
         return Err(Bad::Length);
     }
     let csum = takes_csum(head, to);
     if hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to) {
+        scratch.skip = skip;
         segment(head, body, hdr, csum, scratch, emit)
     } else if hdr.flags & NEEDS_CSUM != 0 && !csum {
         complete(head, body, hdr, scratch, emit)
@@ -294,7 +304,7 @@ fn segment(
     scratch: &mut Scratch,
     emit: &mut Emit<'_>,
 ) -> Result<usize, Bad> {
-    let Scratch { private, made, chunk, payload, segs } = scratch;
+    let Scratch { private, made, chunk, payload, segs, skip } = scratch;
     let mut n = keep(private, head);
     let mut headers = Headers::of(&private[..n], hdr);
     if headers.is_err() && n < HEADERS_MAX && !body.is_empty() {
@@ -316,6 +326,7 @@ fn segment(
         left,
         next: 0,
         segs: relend(std::mem::take(segs)),
+        skip: std::mem::take(skip) as u32,
     };
     let result = job.run(made, chunk, emit);
     *payload = relend(job.left);
@@ -336,6 +347,8 @@ struct Job<'a> {
     next: usize,
     /// Payload of the frame being made.
     segs: Vec<Seg<'a>>,
+    /// Segments that the destination has.
+    skip: u32,
 }
 
 impl Job<'_> {
@@ -361,6 +374,9 @@ impl Job<'_> {
         for k in 0..count {
             let n = (self.payload_len - k * self.gso_size).min(self.gso_size);
             self.take(n);
+            if k < self.skip {
+                continue;
+            }
             made.copy_from_slice(self.template);
             self.patch(made, k, n as u16, k + 1 == count);
             self.put_checksum(made, n as u16, chunk);

@@ -103,10 +103,8 @@ pub trait Egress: Send {
         hdr: &VnetHdr,
     ) -> Result<bool, Fault>;
 
-    /// Number of frames of `len` bytes that certainly fit now, at most `limit`; called before a
-    /// frame is segmented, so that its segments are delivered together or not at all. Also `limit`
-    /// if the port already has its maximum room: frames that do not fit then never will, and are
-    /// dropped.
+    /// Number of frames of `len` bytes that certainly fit now, at most `limit`. Also `limit` if the
+    /// port already has its maximum room: frames that do not fit then never will, and are dropped.
     ///
     /// # Errors
     /// [`Fault`], as for `put`.

@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::rates::Permit;
+use super::software::len_of_part;
 use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Port, Source, Table};
-use crate::frame::{BURST_MAX, Burst};
+use crate::frame::{BURST_MAX, Burst, HEAD_LEN};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
-use crate::port::{Fault, QueueId};
+use crate::port::{Egress, Fault, QueueId};
 use crate::stats::{EgressStats, IngressStats};
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
@@ -71,7 +72,7 @@ impl EgressQueue {
         let mut hold = self.held();
         for HeldCopy { bytes, hdr, from } in frames {
             if hold.charge(bytes.len() as u32, self.hold_max()) {
-                hold.push(HeldFrame { bytes, hdr, since: now, from });
+                hold.push(HeldFrame { bytes, hdr, part: 0, since: now, from });
             } else if let Some(sender) = &from {
                 sender.drops_no_room.add(1);
                 self.stats.lost_no_room.add(1);
@@ -101,7 +102,8 @@ fn receiver(table: &Table, at: QueueId) -> Option<&Arc<Port>> {
     None
 }
 
-/// A held frame as it is handed to another process.
+/// A held frame as it is handed to another process, which delivers it as a whole, and segments that
+/// the receiver has again.
 #[derive(Clone, Debug)]
 pub struct HeldCopy {
     /// The frame.
@@ -197,12 +199,14 @@ impl Forwarder {
         now: Instant,
     ) {
         let egress = to.egress;
+        let mut part = std::mem::take(&mut self.part);
         // Granted frames are copied with one call.
         burst.fetch_uncounted(group.picks[done..].iter().map(|pick| usize::from(*pick)));
         let mut hold = egress.held();
         let (mut kept, mut lost, mut lost_floods, mut len) = (0, 0, 0, 0);
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let i = usize::from(*pick);
+            let part = std::mem::take(&mut part);
             if burst.loses(i) {
                 continue;
             }
@@ -211,7 +215,7 @@ impl Forwarder {
             if hold.charge(frame.len, egress.hold_max()) {
                 let bytes = burst.copy_of(i);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
-                hold.push(HeldFrame { bytes, hdr: frame.hdr, since: now, from: sender });
+                hold.push(HeldFrame { bytes, hdr: frame.hdr, part, since: now, from: sender });
                 kept += 1;
             } else if is_flood {
                 lost_floods += 1;
@@ -219,7 +223,7 @@ impl Forwarder {
                 lost += 1;
             }
             if !is_flood {
-                len = frame.len;
+                len = len_of_part(&*to.queue, burst.head(i), frame.len, &frame.hdr);
             }
         }
         from.stats.holds.add(kept);
@@ -255,18 +259,27 @@ impl Forwarder {
             (_, true) => now - (RATE_WAIT_MAX - WAIT_MAX),
             _ => now,
         };
-        let oldest = hold.iter().next().map(|held| held.bytes.len() as u32);
+        let len_of = |held: &HeldFrame, queue: &dyn Egress| {
+            let head = &held.bytes[..held.bytes.len().min(HEAD_LEN)];
+            len_of_part(queue, head, held.bytes.len() as u32, &held.hdr)
+        };
+        let oldest = hold.iter().next().map(|held| len_of(held, &*to.queue));
         // They waited for the rate if the queue has room, and for its guest otherwise.
         let for_rate = is_rated && oldest.is_some_and(|len| to.queue.room(len, 1) != Ok(0));
         let late = hold.expire(expires, for_rate, &egress.stats);
-        let first = hold.iter().next().map(|held| held.bytes.len() as u32);
+        let first = hold.iter().next().map(|held| len_of(held, &*to.queue));
         // Cheap if it is still full: senders that do not wait call this with each burst.
         let waits = is_rated && self.pace(to, now);
         let fits = !waits && first.is_some_and(|len| to.queue.room(len, 1) != Ok(0));
-        let (mut sent, mut fault) = (0, None);
+        let (mut got, mut fault) = (0, None);
         if fits {
+            let before = hold.iter().next().map_or(0, |held| held.part);
+            let sent;
             (sent, fault) = self.send_oldest(to, &hold, now);
             hold.remove(sent);
+            let part = std::mem::take(&mut self.part);
+            hold.set_part(part);
+            got = sent + usize::from(part > if sent == 0 { before } else { 0 });
         }
         if let Some(fault) = fault {
             hold.clear(&egress.stats);
@@ -278,9 +291,9 @@ impl Forwarder {
         if !is_free && is_rated {
             self.pace(to, now);
         }
-        if sent > 0 {
+        if got > 0 {
             to.queue.flush();
-            let late = egress.notify(&mut *to.queue, sent, !is_free, now);
+            let late = egress.notify(&mut *to.queue, got, !is_free, now);
             if let Some(at) = late {
                 self.schedule_notify(at, to.id);
             }
@@ -303,6 +316,7 @@ impl Forwarder {
         let n = hold.len().min(BURST_MAX);
         let mut burst = Burst::default();
         let mut senders = Vec::with_capacity(n);
+        self.part = hold.iter().next().map_or(0, |held| held.part);
         for held in hold.iter().take(n) {
             burst.push_private(&held.bytes, held.hdr);
             senders.push(held.from.clone());
@@ -310,6 +324,9 @@ impl Forwarder {
         burst.snapshot();
         let permit = port.has_rate_out().then(|| Permit::ask(port, &burst, 0..n, now));
         let n = permit.as_ref().map_or(n, |permit| permit.count);
+        if n == 0 {
+            return (0, None);
+        }
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
         let (done, fault) = if self.is_measured(egress, now) {

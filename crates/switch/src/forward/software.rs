@@ -10,7 +10,8 @@ use crate::port::{Egress, Fault};
 use crate::vnet::{GSO_NONE, VnetHdr};
 
 impl Forwarder {
-    /// Segments or checksums one frame in software. False: it does not fit now.
+    /// Segments or checksums one frame in software, without its first `skip` segments. False: it
+    /// does not fit now; `part` is then the number of its segments that the receiver has.
     pub(super) fn put_in_software(
         &mut self,
         queue: &mut dyn Egress,
@@ -18,6 +19,7 @@ impl Forwarder {
         from: &Senders<'_>,
         pick: u16,
         burst: &Burst<'_>,
+        skip: usize,
     ) -> Result<bool, Fault> {
         let i = usize::from(pick);
         let frame = &burst.frames[i];
@@ -27,12 +29,13 @@ impl Forwarder {
             from.drops_bad_gso(pick, &egress.stats);
             return Ok(true);
         };
-        // All segments or none: a frame delivered in part would be sent again as a whole. A peer
-        // that can never have room for all of them gets those that fit.
-        if queue.room(plan.len_max, plan.frames)? < plan.frames {
+        // Not all segments or none: a peer may never post buffers for all of them at once.
+        if queue.room(plan.len_max, 1)? == 0 {
             egress.stats.full.add(1);
+            self.part = skip;
             return Ok(false);
         }
+        self.scratch.skip(skip);
         let mut body = Vec::new();
         offload::after(burst.segs(frame), head.len(), &mut body);
         let (mut fault, mut cut, mut put) = (None, false, 0);
@@ -60,7 +63,19 @@ impl Forwarder {
             Ok(made) => egress.stats.checksummed.add(made as u64),
             Err(_) => from.drops_bad_gso(pick, &egress.stats),
         }
-        egress.stats.drops_no_room.add(u64::from(cut));
-        Ok(true)
+        if cut {
+            egress.stats.full.add(1);
+            self.part = if segments { skip + put as usize } else { 0 };
+        }
+        Ok(!cut)
     }
+}
+
+/// Longest frame that is put to a queue for one of `len` bytes: a segment, if its peer lacks the
+/// offloads of the frame.
+pub(super) fn len_of_part(queue: &dyn Egress, head: &[u8], len: u32, hdr: &VnetHdr) -> u32 {
+    if hdr.gso_type == GSO_NONE {
+        return len;
+    }
+    offload::plan(head, len, hdr, &queue.offloads()).map_or(len, |plan| plan.len_max)
 }

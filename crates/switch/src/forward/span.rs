@@ -165,10 +165,11 @@ impl Forwarder {
             self.put(&mut *to.queue, egress, &from, &picks, &burst)
         };
         to.queue.flush();
+        let got = done + usize::from(std::mem::take(&mut self.part) > 0);
         egress.stats.mirrored.add(done as u64);
         egress.stats.drops_mirror.add((frames.len() - done) as u64);
-        if done > 0
-            && let Some(at) = egress.notify(&mut *to.queue, done, done < frames.len(), now)
+        if got > 0
+            && let Some(at) = egress.notify(&mut *to.queue, got, done < frames.len(), now)
         {
             self.schedule_notify(at, to.id);
         }

@@ -591,25 +591,9 @@ fn one_flood_is_segmented_for_the_plain_port_only() {
 }
 
 #[test]
-fn segments_are_delivered_together_or_held_and_truncated_if_they_never_fit() {
+fn frame_that_cannot_be_segmented_is_counted_at_its_sender() {
     let mut rig = Rig::new(Mode::Cross, 2, 1);
     rig.port(1).takes = Offloads::default();
-    rig.port(1).room = 2;
-    rig.send_all(
-        0,
-        vec![tso(mac(1), mac(0), 3000, 1448), (frame(mac(1), mac(0), 1), VnetHdr::NONE)],
-    );
-    assert_eq!((rig.held(1), rig.got(1).len()), (2, 0));
-    rig.port(1).room = ENDLESS;
-    rig.retry();
-    assert_eq!((rig.held(1), rig.got(1).len()), (0, 4));
-    rig.port(1).room = 2;
-    rig.port(1).looks = 2;
-    rig.send_all(0, vec![tso(mac(1), mac(0), 3000, 1448)]);
-    assert_eq!((rig.held(1), rig.got(1).len()), (0, 2));
-    assert_eq!(rig.port(1).stats.drops_no_room.get(), 1);
-    rig.port(1).room = ENDLESS;
-    // Invalid headers: counted at the sender.
     let (mut bytes, hdr) = tso(mac(1), mac(0), 3000, 1448);
     bytes[14] = 0;
     rig.send_all(0, vec![(bytes, hdr)]);

@@ -11,7 +11,13 @@ fn after(time: Ns) -> Instant {
 }
 
 fn frame(len: usize, since: Instant, from: Option<&Arc<IngressStats>>) -> HeldFrame {
-    HeldFrame { bytes: vec![0; len].into(), hdr: VnetHdr::NONE, since, from: from.cloned() }
+    HeldFrame {
+        bytes: vec![0; len].into(),
+        hdr: VnetHdr::NONE,
+        part: 0,
+        since,
+        from: from.cloned(),
+    }
 }
 
 #[test]

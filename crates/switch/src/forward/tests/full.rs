@@ -71,6 +71,38 @@ fn destination_is_armed_once_until_its_retry() {
     assert!(!rig.forwarder.arm_blocked().full);
 }
 
+#[test]
+fn segments_that_do_not_fit_are_held_and_follow_with_the_frames_behind_them() {
+    let mut rig = Rig::new(Mode::Cross, 2, 1);
+    rig.port(1).takes = Offloads::default();
+    // The peer posts eight buffers at a time, in a larger ring.
+    rig.port(1).room = 8;
+    let (bytes, hdr) = tso(mac(1), mac(0), 44 * 1448, 1448);
+    rig.send_all(0, vec![(bytes, hdr), (frame(mac(1), mac(0), 1), VnetHdr::NONE)]);
+    let mut got = rig.got(1);
+    assert_eq!((rig.held(1), got.len()), (2, 8));
+    for round in 2..=5 {
+        rig.port(1).room = 8;
+        assert!(!rig.forwarder.arm_blocked().full, "it has room for a segment");
+        rig.retry();
+        got.extend(rig.got(1));
+        assert_eq!((rig.held(1), got.len()), (2, 8 * round));
+    }
+    rig.port(1).room = 8;
+    rig.retry();
+    got.extend(rig.got(1));
+    assert_eq!((rig.held(1), got.len()), (0, 45));
+    let sequence = |bytes: &[u8]| u32::from_be_bytes(bytes[38..42].try_into().unwrap());
+    let first = sequence(&got[0]);
+    for (n, bytes) in (0..44).zip(&got) {
+        assert_eq!((bytes.len(), sequence(bytes)), (54 + 1448, first.wrapping_add(n * 1448)));
+    }
+    assert_eq!(serial(&got[44]), 1);
+    let stats = Arc::clone(&rig.port(1).stats);
+    assert_eq!((stats.segmented.get(), stats.gso_segmented.get()), (44, 1));
+    assert_eq!((stats.drops_no_room.get(), rig.stats(0).drops_no_room.get()), (0, 0));
+}
+
 /// Issue 14, row 3.
 #[test]
 fn sender_of_several_destinations_never_waits_for_one_of_them() {

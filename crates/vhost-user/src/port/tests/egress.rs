@@ -360,6 +360,9 @@ fn made_frames_are_copied_from_after_their_head() {
     assert_eq!(rx.egress.put_parts(&bytes[..40], &body, &TSO), Ok(true));
     assert_eq!(rx.egress.put_parts(&bytes[..40], &body, &TSO), Ok(false));
     assert!(rx.guest.used().is_empty(), "nothing is visible before the flush");
+    assert!(rx.egress.arm(), "full");
+    rx.post(&[200]);
+    assert!(rx.guest.driver.kick_needed(), "for one buffer");
     rx.egress.flush();
     rx.egress.notify();
     assert_eq!(rx.take_found(12), [Found { hdr: TSO, chains: 1, bytes }]);
