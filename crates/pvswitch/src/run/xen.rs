@@ -401,7 +401,7 @@ impl System {
     /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
     pub(super) fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
-            (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.home),
+            (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.home, Instant::now()),
             (Err(failure), _) => Err(failure),
             (Ok(()), None) => return,
         };

@@ -1,7 +1,7 @@
 //! All vifs that one back-end domain serves, and changes of their number.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::tree::{Failure, Tree};
 use super::vif::{Handshake, Plug, VifId};
@@ -14,6 +14,9 @@ const VIFS_TOKEN: &str = "vifs";
 const RELEASE: &str = "@releaseDomain";
 /// Token of its events.
 const RELEASE_TOKEN: &str = "release";
+/// Shortest time between two searches for new vifs. Each node that changes in their directory
+/// reports a change, our own writes included: a guest must not cause searches without a bound.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The vifs served, and whether new ones are searched for.
 pub struct Bus<P> {
@@ -21,12 +24,14 @@ pub struct Bus<P> {
     auto: bool,
     /// Whether the directory may have changed.
     changed: bool,
+    /// When it may be searched again.
+    search_at: Option<Instant>,
 }
 
 /// Serves no vif, and searches for none.
 impl<P> Default for Bus<P> {
     fn default() -> Self {
-        Self { vifs: BTreeMap::new(), auto: false, changed: false }
+        Self { vifs: BTreeMap::new(), auto: false, changed: false, search_at: None }
     }
 }
 
@@ -143,25 +148,34 @@ impl<P: Plug> Bus<P> {
 
     /// Time of the next call of [`Self::tick`].
     pub fn due(&self) -> Option<Instant> {
-        self.vifs.values().filter_map(Handshake::due).min()
+        let search = self.search_at.filter(|_| self.changed);
+        self.vifs.values().filter_map(Handshake::due).chain(search).min()
     }
 
     /// Returns vifs that are online in xenstore and not served. Empty unless something changed
-    /// since the last call.
-    pub fn take_found<T: Tree>(&mut self, store: &mut T) -> Result<Vec<VifId>, Failure> {
+    /// since the last search, which was [`SEARCH_INTERVAL`] ago.
+    pub fn take_found<T: Tree>(
+        &mut self,
+        store: &mut T,
+        now: Instant,
+    ) -> Result<Vec<VifId>, Failure> {
         let mut found = Vec::new();
-        if !std::mem::take(&mut self.changed) {
+        if !self.changed || self.search_at.is_some_and(|at| now < at) {
             return Ok(found);
         }
+        self.changed = false;
+        self.search_at = Some(now + SEARCH_INTERVAL);
         for domain in store.list(VIFS)? {
             let Ok(domid) = domain.parse() else { continue };
             let devices = store.list(&format!("{VIFS}/{domain}"));
             for device in or_default(store, devices)? {
                 let Ok(devid) = device.parse() else { continue };
                 let id = VifId { domid, devid };
+                if self.vifs.contains_key(&id) {
+                    continue;
+                }
                 let wanted = super::keys::flag(store, &format!("{}/online", id.back()));
-                let wanted = or_default(store, wanted)?;
-                if wanted && !self.vifs.contains_key(&id) {
+                if or_default(store, wanted)? {
                     found.push(id);
                 }
             }

@@ -18,6 +18,8 @@ pub struct Fake {
     pub transactions: Vec<Vec<String>>,
     /// Number of reads.
     pub reads: usize,
+    /// Number of directories listed.
+    pub lists: usize,
     /// Fails the operation after this many, and all later ones.
     pub fail_after: Option<usize>,
     /// Refuses all operations below this path.
@@ -143,6 +145,7 @@ impl Tree for Fake {
 
     fn list(&mut self, dir: &str) -> Result<Vec<String>, Failure> {
         self.operation(dir)?;
+        self.lists += 1;
         let below = format!("{dir}/");
         let names = self.nodes.keys().filter_map(|p| p.strip_prefix(&below));
         let names: BTreeSet<_> = names.map(|p| p.split('/').next().unwrap().to_string()).collect();

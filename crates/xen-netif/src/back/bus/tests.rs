@@ -12,7 +12,7 @@ fn id(domid: u16, devid: u32) -> VifId {
 
 /// Serves the vifs found. Returns their ids.
 fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
-    let found = bus.take_found(store).unwrap();
+    let found = bus.take_found(store, now).unwrap();
     for id in &found {
         let vif = Handshake::new(*id, OFFER, Counted::default(), now);
         bus.add(store, *id, vif, now).unwrap();
@@ -35,7 +35,8 @@ fn vifs_are_added_and_removed() {
     store.set("backend/vif/70000/0/online", "1");
     assert_eq!(serve(&mut bus, &mut store, now), [], "no event");
     bus.on_events(&mut store, ["vifs"].into_iter(), now).unwrap();
-    let mut found = serve(&mut bus, &mut store, now);
+    let later = now + SEARCH_INTERVAL;
+    let mut found = serve(&mut bus, &mut store, later);
     found.sort_unstable();
     assert_eq!(found, [id(3, 0), id(3, 1), id(12, 0)]);
     assert_eq!(store.states, [2, 2, 2]);
@@ -47,7 +48,8 @@ fn vifs_are_added_and_removed() {
     for gone in bus.finished() {
         bus.remove(&mut store, gone);
     }
-    assert_eq!(serve(&mut bus, &mut store, now), [], "offline vifs are not added");
+    let later = later + SEARCH_INTERVAL;
+    assert_eq!(serve(&mut bus, &mut store, later), [], "offline vifs are not added");
     assert_eq!(bus.vifs().map(|(id, _)| id).collect::<Vec<_>>(), [id(3, 1)]);
     let tokens: Vec<_> = store.watches.iter().map(|(_, token)| token.as_str()).collect();
     assert_eq!(tokens, ["f3/1", "release", "vifs", "b3/1"]);
@@ -73,6 +75,28 @@ fn many_events_of_a_vif_cause_one_poll() {
     assert!(store.reads - before < 10);
 }
 
+/// A guest changes its state: each of our writes reports a change of the directory.
+#[test]
+fn changes_of_served_vifs_cause_few_searches_and_a_new_vif_is_found_all_the_same() {
+    let (mut bus, mut store, now) = with_a_vif();
+    (2..50).for_each(|domid| store.make_vif(domid, 0));
+    let now = now + SEARCH_INTERVAL;
+    bus.on_events(&mut store, ["vifs"].into_iter(), now).unwrap();
+    assert_eq!(serve(&mut bus, &mut store, now).len(), 48);
+    let (reads, lists) = (store.reads, store.lists);
+    for ms in 0..100 {
+        let now = now + Duration::from_millis(ms);
+        bus.on_events(&mut store, ["vifs"].into_iter(), now).unwrap();
+        assert_eq!(bus.take_found(&mut store, now).unwrap(), []);
+    }
+    assert_eq!((store.reads, store.lists), (reads, lists), "not before the interval is over");
+    store.make_vif(1, 1);
+    let due = bus.due().unwrap();
+    assert_eq!(due, now + SEARCH_INTERVAL);
+    assert_eq!(bus.take_found(&mut store, due).unwrap(), [id(1, 1)]);
+    assert_eq!(store.reads - reads, 1, "of the vif that is not served");
+}
+
 #[test]
 fn a_destroyed_domain_causes_a_poll_of_all_vifs() {
     let (mut bus, mut store, now) = with_a_vif();
@@ -88,7 +112,7 @@ fn unknown_tokens_are_ignored() {
     bus.start(&mut store, now).unwrap();
     let tokens = ["", "b", "b1", "x1/0", "b1/", "f9/9", "b99999/0", "vifs"];
     bus.on_events(&mut store, tokens.into_iter(), now).unwrap();
-    assert_eq!(bus.take_found(&mut store).unwrap(), []);
+    assert_eq!(bus.take_found(&mut store, now).unwrap(), []);
     bus.set_auto(&mut store).unwrap();
     store.make_vif(1, 0);
     assert_eq!(serve(&mut bus, &mut store, now), [id(1, 0)]);
