@@ -41,6 +41,10 @@ const LOCAL: VifId = VifId { domid: 1, devid: 0 };
 /// take the control thread from others (XSA-332).
 const CONTROL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Part of the control thread's time for a control ring: a static grant is several hypercalls, and
+/// each page that is released a flush of all processors' TLBs.
+const CONTROL_PART: u32 = 20;
+
 /// Identifies a hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hypervisor {
@@ -547,12 +551,15 @@ impl System {
         // A request of which a killed process did a part costs the vif its rings, not the reply.
         self.begin_message(name);
         let Some(port) = self.xen_port(name) else { return };
-        port.control_due = Some(Instant::now() + CONTROL_INTERVAL);
+        let begin = Instant::now();
+        port.control_due = Some(begin + CONTROL_INTERVAL);
         let (of, id) = (port.of.clone(), port.id);
         self.watch_control_ring(name, false);
         let Some(vif) = self.xen.get_mut(&of).and_then(|b| b.bus.vif(id)) else { return };
         let served = vif.plug().serve_control();
+        let end = Instant::now();
         if let Some(port) = self.xen_port(name) {
+            port.control_due = Some(end + control_rest(end - begin));
             port.control_more = served == Ok(true);
         }
         if let Err(malformed) = served {
@@ -673,6 +680,11 @@ fn open_host() -> Result<Arc<dyn Back>, HostError> {
 
 fn home(host: &dyn Back) -> Result<Home, HostError> {
     Ok(Home::new(host.store()?)?)
+}
+
+/// For how long a control ring is not served after a poll that took so long.
+fn control_rest(took: Duration) -> Duration {
+    (took * CONTROL_PART).max(CONTROL_INTERVAL)
 }
 
 /// The state of a vif, and for how many seconds each stalled queue has had no buffers.

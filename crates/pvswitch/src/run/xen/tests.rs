@@ -27,6 +27,12 @@ fn show(system: &System) -> Value {
     system.show_xen(state, port)
 }
 
+#[test]
+fn control_ring_takes_a_twentieth_of_the_control_thread() {
+    assert_eq!(control_rest(Duration::ZERO), CONTROL_INTERVAL);
+    assert_eq!(control_rest(Duration::from_millis(3)), Duration::from_millis(60));
+}
+
 /// Runs rounds until xenstore is in this state and the guest is connected or gone.
 fn turn(system: &mut System, xenstore: &str, guest: bool) {
     let (queues, front) = if guest { (1, "Connected") } else { (0, "Unknown") };
