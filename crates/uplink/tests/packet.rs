@@ -342,6 +342,43 @@ fn blocked_socket_gets_no_frame_not_even_later() {
     assert_eq!(uplink::packet_losses(sockets[0].as_fd()), 0, "nobody missed them");
 }
 
+/// Of UDP fragmentation, which a TAP accepts from its writer: no interface segments it before.
+#[test]
+fn frames_whose_gso_type_has_no_header_are_dropped_and_others_pass() {
+    /// VIRTIO_NET_HDR_GSO_UDP
+    const UFO: u8 = 3;
+    let Some(netns) = Netns::new() else { return };
+    let tap = netns.tap(1, 1);
+    let mut port = port(&open(&netns, "t0", 1).unwrap()[0]);
+    let write = |gso_type, gso_size, frame: &[u8]| {
+        let hdr = VnetHdr {
+            flags: NEEDS_CSUM,
+            gso_type,
+            hdr_len: 42,
+            gso_size,
+            csum_start: 34,
+            csum_offset: 6,
+        };
+        let mut bytes = hdr.bytes().to_vec();
+        bytes.resize(uplink::VNET_LEN, 0);
+        bytes.extend(frame);
+        assert_eq!(rustix::io::write(&*tap.queues[0], &bytes).unwrap(), bytes.len());
+    };
+    for n in 0..100_u32 {
+        write(UFO, 1472, &udp_frame(&[0; 3000]));
+        write(0, 0, &udp_frame(&n.to_be_bytes()));
+        write(UFO, 1472, &udp_frame(&[0; 3000]));
+    }
+    for (n, (_, frame)) in (0..).zip(receive(&mut port, 100)) {
+        assert_eq!(number(udp_payload(&frame).unwrap()), n);
+    }
+    let drops = &port.seen.drops_bad_hdr;
+    poll_until(&mut port.ingress, |_| {}, || drops.get() == 200);
+    let (start, mut burst) = (switch::time::Instant::START, Burst::default());
+    assert_eq!(port.ingress.burst(64, start, &mut burst, &mut |_| {}).unwrap(), 0);
+    assert!(port.ingress.arm(), "all are read");
+}
+
 #[test]
 fn change_of_carrier_is_notified_and_seen() {
     let Some(wire) = Wire::new() else { return };

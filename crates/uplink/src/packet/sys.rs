@@ -301,8 +301,8 @@ pub(crate) fn drop_frame(socket: BorrowedFd<'_>) -> bool {
     let mut start = [0_u8; HDR_LEN];
     loop {
         match rustix::net::recv(socket, &mut start[..], rustix::net::RecvFlags::DONTWAIT) {
-            // Its interface was down before, which is reported once.
-            Ok(_) | Err(Errno::NETDOWN) => return true,
+            // Its interface was down before, which is reported once; or it has no header.
+            Ok(_) | Err(Errno::NETDOWN | Errno::INVAL) => return true,
             Err(Errno::INTR) => {}
             Err(_) => return false,
         }
