@@ -19,7 +19,12 @@ const UP: Settings = Settings { rate: None, mtu: None, multicast_control: false,
 
 /// Records the number of active queues at each change.
 #[derive(Clone, Default)]
-pub struct Activity(Arc<Mutex<Vec<u16>>>);
+pub struct Activity {
+    changes: Arc<Mutex<Vec<u16>>>,
+    pairs: Vec<Pair>,
+    /// How many of the pairs had a ring to read at the last change.
+    served: Arc<Mutex<usize>>,
+}
 
 pub fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap()
@@ -29,7 +34,8 @@ impl Queues for Activity {
     fn start(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
     fn stop(&mut self, _: u16) {}
     fn set_active(&mut self, queues: u16) {
-        lock(&self.0).push(queues);
+        lock(&self.changes).push(queues);
+        *lock(&self.served) = self.pairs.iter().filter(|pair| lock(&pair.ingress).is_up()).count();
     }
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         Box::new(|error| panic!("{error}"))
@@ -59,7 +65,7 @@ impl Bench {
         let host = back(&dir);
         let front = Front::open(&dir).unwrap();
         let pairs: Vec<Pair> = (0..2).map(|_| Pair::new()).collect();
-        let activity = Activity::default();
+        let activity = Activity { pairs: pairs.clone(), ..Activity::default() };
         let socket = charge(Socket::new(host, ID, pairs.clone(), activity.clone()));
         let (mut rings, mut rx) = (Vec::new(), Vec::new());
         let (mut queues, mut channels) = (Vec::new(), Vec::new());
@@ -126,7 +132,7 @@ impl Bench {
     }
 
     fn changes(&self) -> Vec<u16> {
-        std::mem::take(&mut lock(&self.activity.0))
+        std::mem::take(&mut lock(&self.activity.changes))
     }
 }
 
@@ -185,6 +191,18 @@ fn a_guest_without_link_neither_receives_nor_sends() {
     }
     let dropped = bench.pairs.iter().map(|p| p.ingress_stats.drops_down.get());
     assert_eq!(dropped.collect::<Vec<_>>(), [800; 2]);
+}
+
+/// Addresses are flushed as a vif goes down: a later burst would learn them again.
+#[test]
+fn a_disconnected_guests_rings_are_read_no_more_when_its_addresses_are_flushed() {
+    let mut bench = Bench::new();
+    bench.socket.set(&UP);
+    bench.socket.connect(&bench.request).unwrap();
+    bench.socket.set(&UP);
+    assert_eq!((bench.changes(), *lock(&bench.activity.served)), (vec![2], 2));
+    bench.socket.disconnect();
+    assert_eq!((bench.changes(), *lock(&bench.activity.served)), (vec![0], 0));
 }
 
 #[test]

@@ -495,10 +495,13 @@ impl<Q: Queues> Socket<Q> {
 
     fn end(&mut self) {
         let Some(rings) = self.rings.take() else { return };
+        // After bursts in progress: addresses they learned are flushed below.
+        for pair in self.pairs.iter().take(rings.count.into()) {
+            lock(&pair.ingress).deactivate();
+        }
         self.queues.set_active(0);
         for (queue, pair) in (0..rings.count).zip(&self.pairs) {
             self.queues.stop(queue);
-            lock(&pair.ingress).deactivate();
             lock(&pair.egress).deactivate();
         }
         // Those of another process stay bound with its descriptors.
