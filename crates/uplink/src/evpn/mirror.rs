@@ -427,7 +427,9 @@ impl Mirror {
             // A dump that is refused; its end is another message.
             if error != 0 {
                 (self.fresh, self.dump) = (None, None);
-                self.sync_at = Some(now + RETRY);
+                // After an overrun the one before may go on for a moment.
+                let rest = if error == libc::EBUSY { SYNC_REST } else { RETRY };
+                self.sync_at = Some(now + rest);
             }
             return;
         }

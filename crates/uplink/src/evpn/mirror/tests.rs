@@ -666,6 +666,23 @@ fn a_dump_may_take_long_while_messages_arrive() {
     assert!(world.kernel.on_tap(1));
 }
 
+#[test]
+fn a_dump_that_is_refused_because_another_goes_on_is_repeated_soon() {
+    for (error, rest) in [(libc::EBUSY, SYNC_REST), (libc::ENOMEM, RETRY)] {
+        let mut world = World::new();
+        world.learn(1);
+        while world.mirror.dump.is_none() {
+            world.step(usize::MAX);
+        }
+        world.kernel.queue.clear();
+        let (seq, _, _) = world.mirror.dump.unwrap();
+        world.mirror.hear(seq, Heard::Reply { error }, world.now);
+        assert_eq!(world.mirror.sync_at, Some(world.now + rest));
+        world.pass(rest + Duration::from_secs(1));
+        assert!(world.kernel.on_tap(1));
+    }
+}
+
 /// The kernel makes a part of a dump under a lock, and queues it after it has released it.
 #[test]
 fn an_event_during_a_dump_is_newer_than_what_is_read() {
