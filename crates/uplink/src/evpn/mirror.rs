@@ -17,6 +17,7 @@
 //! of a dump after it has released the lock under which the part was made.
 
 mod display;
+mod set_up;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -238,20 +239,22 @@ impl Mirror {
             .filter(|(_, tap)| !members.contains(&tap.member))
             .map(|(place, _)| *place)
             .collect();
+        let mut changed = Vec::new();
         for place in gone {
             let Some(tap) = self.taps.remove(&place) else { continue };
             let Some(at) = tap.at else { continue };
             let mine =
                 self.table.entries(at.bridge).filter(|(_, link, entry)| at.is_of(*link, *entry));
             self.left.extend(mine.map(|(key, link, _)| (link, key)));
+            changed.push(tap);
         }
         for member in members {
             if self.taps.values().any(|tap| tap.member == member) {
                 continue;
             }
-            let tap =
-                Tap { member, at: None, is_set_up: false, claims: HashMap::new(), refused: None };
-            self.taps.insert(self.next_place, tap);
+            let before = changed.iter().find(|tap| tap.is_same_interface(&member));
+            let former = before.map(|tap| Vlans::of(&tap.member.vlan)).unwrap_or_default();
+            self.taps.insert(self.next_place, Tap::new(member, former));
             self.next_place += 1;
             self.sync_at = self.sync_at.or(Some(self.began));
         }
@@ -613,39 +616,6 @@ impl Mirror {
                     self.again.extend(held.map(|(address, _)| (*place, *address)));
                 }
             }
-        }
-    }
-
-    /// Puts TAPs into their bridges, and sets what passes there.
-    fn set_up(&mut self, send: &mut dyn FnMut(u32, &Request)) {
-        let mut wanted = Vec::new();
-        for (place, tap) in self.taps.iter_mut().filter(|(_, tap)| !tap.is_set_up) {
-            let links = &self.table.links;
-            let link = links.named(&tap.member.interface);
-            let bridge = links.named(&tap.member.bridge);
-            let bridge = bridge.filter(|link| matches!(link.kind, Kind::Bridge { .. }));
-            let (Some(link), Some(bridge)) = (link, bridge) else { continue };
-            match tap.at {
-                None if link.master.is_none() => {
-                    let (link, bridge) = (link.index, bridge.index);
-                    wanted.push((*place, Request::Join { link, bridge }));
-                }
-                None => continue,
-                Some(at) => {
-                    let link = at.link;
-                    if self.table.links.get(link).is_some_and(|l| l.learns == Some(true)) {
-                        wanted.push((*place, Request::StopLearning { link }));
-                    }
-                    let vlans = Vlans::of(&tap.member.vlan);
-                    if at.is_aware && vlans != Vlans::default() {
-                        wanted.push((*place, Request::AddVlans { link, vlans }));
-                    }
-                }
-            }
-            tap.is_set_up = true;
-        }
-        for (place, request) in wanted {
-            self.request(send, &request, Flight::Setting(place));
         }
     }
 

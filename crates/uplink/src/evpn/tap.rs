@@ -6,7 +6,7 @@ use switch::tenant::Vlan;
 
 use super::mirror::Claim;
 use super::wire::{Entry, Key};
-use super::{Address, Member};
+use super::{Address, Member, Vlans};
 
 /// A TAP, and its state.
 pub(super) struct Tap {
@@ -15,6 +15,8 @@ pub(super) struct Tap {
     pub(super) at: Option<At>,
     /// Whether the bridge was asked to join it, or to pass its VLANs.
     pub(super) is_set_up: bool,
+    /// VLANs that its interface carried there for its port's earlier settings.
+    pub(super) former: Vlans,
     pub(super) claims: HashMap<Address, Claim>,
     /// The last refusal: an error number.
     pub(super) refused: Option<i32>,
@@ -37,6 +39,16 @@ impl At {
 }
 
 impl Tap {
+    pub(super) fn new(member: Member, former: Vlans) -> Self {
+        let (is_set_up, claims, refused) = (false, HashMap::new(), None);
+        Self { member, at: None, is_set_up, former, claims, refused }
+    }
+
+    /// Whether another member is the same interface in the same bridge.
+    pub(super) fn is_same_interface(&self, other: &Member) -> bool {
+        (&self.member.interface, &self.member.bridge) == (&other.interface, &other.bridge)
+    }
+
     /// The VLAN of an entry for VLAN `vlan` of the switch; `None`: it does not pass there.
     pub(super) fn vid(&self, at: At, vlan: u16) -> Option<u16> {
         let untagged = match &self.member.vlan {

@@ -72,6 +72,11 @@ pub(super) enum Request {
         link: u32,
         vlans: Vlans,
     },
+    /// Removes VLANs from an interface of a bridge; those that it does not carry are ignored.
+    DeleteVlans {
+        link: u32,
+        vlans: Vlans,
+    },
 }
 
 /// The kind of an entry of a bridge. The kernel keeps `is_extern` when an entry gets another
@@ -168,6 +173,10 @@ fn message(request: &Request) -> (RouteNetlinkMessage, u16) {
         Request::AddVlans { link, vlans } => {
             let spec = LinkAttribute::AfSpecBridge(vlan_infos(vlans));
             (Message::SetLink(interface(*link, AddressFamily::Bridge, spec)), NLM_F_ACK)
+        }
+        Request::DeleteVlans { link, vlans } => {
+            let spec = LinkAttribute::AfSpecBridge(vlan_infos(vlans));
+            (Message::DelLink(interface(*link, AddressFamily::Bridge, spec)), NLM_F_ACK)
         }
     }
 }

@@ -141,7 +141,7 @@ impl Kernel {
                 self.event(Heard::Port(TAP));
                 0
             }
-            Request::Join { .. } | Request::AddVlans { .. } => 0,
+            Request::Join { .. } | Request::AddVlans { .. } | Request::DeleteVlans { .. } => 0,
         };
         self.queue.push_back((seq, Heard::Reply { error }));
     }
@@ -606,14 +606,34 @@ fn a_tap_outside_any_bridge_is_put_into_its_own() {
 }
 
 #[test]
+fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
+    let mut world = World::new();
+    world.kernel.links[0].kind = Kind::Bridge { is_aware: true, pvid: 1 };
+    let mut sent = Vec::new();
+    for vlan in [Vlan::Access(10), Vlan::Access(20), Vlan::Transparent] {
+        world.mirror.set_members(vec![member(vlan)]);
+        for _ in 0..20 {
+            let heard: Vec<_> = world.kernel.queue.drain(..).collect();
+            heard.into_iter().for_each(|(seq, heard)| world.mirror.hear(seq, heard, world.now));
+            let mut send = |seq, request: &Request| {
+                match request {
+                    Request::AddVlans { vlans, .. } => sent.push((true, vlans.untagged)),
+                    Request::DeleteVlans { vlans, .. } => sent.push((false, vlans.untagged)),
+                    _ => {}
+                }
+                world.kernel.run(seq, request);
+            };
+            world.mirror.step(world.now, &mut |_| Ok(()), &mut send, &mut Vec::new());
+            world.now += Duration::from_millis(100);
+        }
+    }
+    let (ten, twenty) = (Some(10), Some(20));
+    assert_eq!(sent, [(true, ten), (false, ten), (true, twenty), (false, twenty)]);
+}
+
+#[test]
 fn vlans_of_the_switch_are_those_of_the_bridge() {
-    let tap = |vlan| Tap {
-        member: member(vlan),
-        at: None,
-        is_set_up: false,
-        claims: HashMap::new(),
-        refused: None,
-    };
+    let tap = |vlan| Tap::new(member(vlan), Vlans::default());
     let at = |is_aware| At { link: TAP, bridge: BRIDGE, is_aware, pvid: 1 };
     let trunk = || Vlan::Trunk { vids: Vids::from_iter([5, 7, 8, 9]), native: Some(7) };
     for (vlan, is_aware, of_switch, of_bridge) in [
