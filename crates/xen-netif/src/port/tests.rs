@@ -15,6 +15,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
 
+mod parts;
 mod statics;
 mod steering;
 mod switched;
