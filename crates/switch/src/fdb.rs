@@ -159,7 +159,7 @@ pub struct Fdb {
     learned: Box<[AtomicU32]>,
     /// Static entries. Written under `writer` only.
     statics: AtomicU32,
-    /// Entries removed so far.
+    /// Entries removed, or moved to another port, so far.
     removals: AtomicU64,
     /// Changes of addresses and their ports so far. Written under `writer` only.
     changes: AtomicU64,
@@ -291,8 +291,8 @@ impl Fdb {
         Ok(())
     }
 
-    /// Number of entries removed so far: what a caller knows of entries is out of date once it has
-    /// changed.
+    /// Number of entries removed, or moved to another port, so far: what a caller knows of entries
+    /// is out of date once it has changed.
     #[inline]
     pub fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
@@ -354,8 +354,6 @@ impl Fdb {
             }
             if self.learned_from(to) < self.port_limit {
                 self.put_value(&mut writer, at, value, Value::new(to, value.seen_s()));
-                // What callers know of its port is out of date.
-                self.removals.fetch_add(1, Ordering::Release);
                 moved += 1;
             } else {
                 self.vacate(&mut writer, at);
@@ -614,6 +612,10 @@ impl Fdb {
     /// Changes port or kind of an entry that keeps its address.
     fn put_value(&self, writer: &mut Writer, at: At, old: Value, new: Value) {
         self.words(at).put(old, new);
+        if old.port() != new.port() {
+            // What callers know of its port is out of date.
+            self.removals.fetch_add(1, Ordering::Release);
+        }
         self.count(writer, old, false);
         self.count(writer, new, true);
     }

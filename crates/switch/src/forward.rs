@@ -247,7 +247,7 @@ pub struct Forwarder {
     paced: Paced,
     /// Time of the table's last sweep.
     aged_s: u32,
-    /// Entries that had been removed from the table when these were true.
+    /// Entries that had been removed or moved in the table when these were true.
     fdb_removals: u64,
     last: Last,
 }

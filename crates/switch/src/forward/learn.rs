@@ -7,7 +7,8 @@ use crate::fdb::{Learned, Mac, PortId, Terms, pack_key};
 use crate::flow;
 
 /// What the table said last: caches for a run of frames with the same addresses. Valid for at most
-/// a second, so a move seen by another worker is noticed within a second.
+/// a second, and until the table removes or moves an entry: then dropped before the next burst.
+/// However often guests make addresses move, that costs a worker a look-up of each address a burst.
 #[derive(Default)]
 pub(super) struct Last {
     learned: Seen,

@@ -38,6 +38,21 @@ fn flapping_address_is_reported_once_at_the_port_that_takes_it_and_nothing_is_dr
 }
 
 #[test]
+fn frames_of_another_worker_follow_an_address_that_moves_within_the_same_second() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    let (fdb, table) = (Arc::clone(&rig.fdb), Arc::new(rig.table.clone()));
+    let mut other = Forwarder::new(Mode::Switch, 4, fdb, table, 7);
+    for (n, home) in [0, 1, 0, 1].into_iter().enumerate() {
+        rig.send(home, &[frame(BROADCAST, mac(9), 0)]);
+        (0..3).for_each(|port| drop(rig.got(port)));
+        let frames = [(frame(mac(9), mac(2), n as u32), VnetHdr::NONE)];
+        let _ = other.forward(&rig.sources[2], &mut burst_of(&frames), rig.now);
+        assert_eq!(serials(&rig.got(home)), [n as u32]);
+        assert_eq!(rig.got(1 - home).len(), 0);
+    }
+}
+
+#[test]
 fn loop_guard_drops_frames_of_the_port_that_takes_it_and_none_of_its_home() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     for port in rig.table.iter().flatten() {
