@@ -212,6 +212,15 @@ impl Device for Checked {
         Ok(())
     }
 
+    fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
+        let mut state = self.0.lock().unwrap();
+        let base = state.rings.get(&ring).expect("a running ring").base();
+        let mut queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, base)?;
+        queue.set_log(setup.log);
+        state.rings.insert(ring, queue);
+        Ok(())
+    }
+
     fn stop(&mut self, ring: u16) -> Option<u32> {
         assert!(ring < RINGS, "ring {ring} does not exist");
         self.0.lock().unwrap().rings.remove(&ring).map(|queue| queue.base())

@@ -35,8 +35,9 @@ pub trait Device: Send {
     /// while rings run; a ring keeps the features it was started with.
     fn set_features(&mut self, acked: u64);
 
-    /// Sets a new memory table. Returns when no worker uses the old table any more. Running rings
-    /// are restarted right after, so that their areas are in the new table too.
+    /// Sets a new memory table, for rings that start after it. Running ones are
+    /// [replaced](Self::replace) right after, or stopped: then no worker uses the old table any
+    /// more.
     fn set_memory(&mut self, memory: Arc<GuestMemory>);
 
     /// Starts a stopped ring.
@@ -44,6 +45,15 @@ pub trait Device: Send {
     /// # Errors
     /// [`LayoutError`] if the ring's layout is not valid. It stays stopped.
     fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError>;
+
+    /// Continues a running ring at its position (not at that of `setup`), with the kick descriptor
+    /// that it has, and enabled or not as it was, but otherwise as `setup` says, in the memory set
+    /// last. Between two bursts: the device is not down in between. When this returns, no worker
+    /// uses the memory that the ring was in.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if the ring's layout is not valid. It runs as before, and must be stopped.
+    fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError>;
 
     /// Stops a ring; nothing of it is in flight when this returns. Returns the ring's position in
     /// the form of VRING_BASE; `None` if it was not running. The kick descriptor of [`RingSetup`]

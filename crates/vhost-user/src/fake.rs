@@ -15,6 +15,7 @@ pub enum Did {
     Features(u64),
     Memory(usize),
     Start { ring: u16, size: u16, base: u32, desc: u64, packed: bool, kick: &'static str },
+    Replace { ring: u16, base: u32, desc: u64 },
     Stop(u16),
     Enable(u16, bool),
     SetCall(u16, bool),
@@ -101,6 +102,21 @@ impl Device for Fake {
             packed: setup.features.packed,
             kick,
         });
+        state.queues.insert(ring, queue);
+        state.setups.insert(ring, setup);
+        Ok(())
+    }
+
+    fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
+        let mut state = self.state();
+        let base = state.queues[&ring].base();
+        if !setup.features.packed {
+            // The driver of the same ring, in its new place.
+            DriverQueue::new(&state.memory, &setup.layout, setup.features, base, None)?;
+        }
+        let mut queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, base)?;
+        queue.set_log(setup.log.clone());
+        state.did.push(Did::Replace { ring, base, desc: setup.layout.desc });
         state.queues.insert(ring, queue);
         state.setups.insert(ring, setup);
         Ok(())

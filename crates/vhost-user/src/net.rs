@@ -102,6 +102,20 @@ fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The device half of a ring in `memory`, at the position `base`.
+fn device_queue(
+    memory: &GuestMemory,
+    setup: &RingSetup,
+    base: u32,
+) -> Result<DeviceQueue, LayoutError> {
+    let mut queue = DeviceQueue::new(memory, &setup.layout, setup.features, base)?;
+    if let Some(ledger) = setup.ledger.clone() {
+        queue.keep(ledger);
+    }
+    queue.set_log(setup.log.clone());
+    Ok(queue)
+}
+
 impl<H: Host> NetDevice<H> {
     /// Creates a device with these pairs, at least as many as it offers.
     pub fn new(options: NetOptions, pairs: Vec<Pair>, host: H) -> Self {
@@ -177,11 +191,7 @@ impl<H: Host> Device for NetDevice<H> {
         let format = self.format();
         let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
         let memory = Arc::clone(&self.memory);
-        let mut ring = DeviceQueue::new(&memory, &setup.layout, setup.features, setup.base)?;
-        if let Some(ledger) = setup.ledger {
-            ring.keep(ledger);
-        }
-        ring.set_log(setup.log);
+        let ring = device_queue(&memory, &setup, setup.base)?;
         match side {
             Side::Ingress => {
                 let mut ingress = lock(&pair.ingress);
@@ -196,6 +206,36 @@ impl<H: Host> Device for NetDevice<H> {
         }
         self.host.start(queue, side, setup.kick);
         self.report_active();
+        Ok(())
+    }
+
+    fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
+        let format = self.format();
+        let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
+        let memory = Arc::clone(&self.memory);
+        // One lock from the position to the new ring: no worker sees the queue without one.
+        match side {
+            Side::Ingress => {
+                let mut ingress = lock(&pair.ingress);
+                let Some(base) = ingress.position() else { return Ok(()) };
+                let (ring, on) = (device_queue(&memory, &setup, base)?, ingress.is_up());
+                ingress.deactivate();
+                ingress.activate(ring, memory, setup.call, format);
+                ingress.set_err(setup.err);
+                ingress.enable(on);
+            }
+            Side::Egress => {
+                let mut egress = lock(&pair.egress);
+                let Some(base) = egress.position() else { return Ok(()) };
+                let (ring, on) = (device_queue(&memory, &setup, base)?, egress.is_up());
+                egress.deactivate();
+                egress.activate(ring, memory, setup.call, format);
+                egress.set_err(setup.err);
+                egress.enable(on);
+            }
+        }
+        // Its worker may have armed the ring where it was before.
+        self.host.kick(queue, side);
         Ok(())
     }
 

@@ -52,6 +52,12 @@ impl Device for Strict {
         self.calls.extend(setup.call);
         Ok(())
     }
+    fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
+        assert!(self.running.contains(&ring), "ring {ring} does not run");
+        DeviceQueue::new(&self.memory, &setup.layout, setup.features, 5)?;
+        self.calls.extend(setup.call);
+        Ok(())
+    }
     fn stop(&mut self, ring: u16) -> Option<u32> {
         assert!(self.running.remove(&ring), "ring {ring} stopped twice");
         Some(5)

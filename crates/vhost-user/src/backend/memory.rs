@@ -95,22 +95,24 @@ impl Backend {
         self.install(slots)
     }
 
-    /// Installs a new table, if it is valid. Running rings are restarted in it: the same memory may
-    /// be at another address or in another file.
+    /// Installs a new table, if it is valid. Running rings continue in it: the same memory may be
+    /// at another address or in another file. One whose areas are not in it stops.
     pub(super) fn install(&mut self, slots: Vec<Slot>) -> Handled {
         let regions = slots.iter().map(|slot| slot.region.clone()).collect();
         let memory = GuestMemory::new(regions).map_err(ProtocolError::Table)?;
         self.check_log(&memory)?;
         let memory = Arc::new(memory);
         self.slots = slots;
-        self.memory = Arc::clone(&memory);
+        let old = std::mem::replace(&mut self.memory, Arc::clone(&memory));
         self.device.set_memory(memory);
         let mut result = Ok(Done);
         for ring in 0..self.rings.len() {
-            if let Err(error) = self.restart(ring) {
+            if let Err(error) = self.renew(ring) {
                 result = Err(error);
             }
         }
+        // Not unmapped under the lock of a queue.
+        drop(old);
         result
     }
 

@@ -212,21 +212,21 @@ fn without_in_band_notifications_no_descriptor_means_polling() {
 }
 
 #[test]
-fn memory_that_changes_restarts_running_rings_at_their_position() {
+fn running_rings_continue_at_their_position_in_memory_that_changes() {
     let mut rig = Rig::ready(feature::VERSION_1);
     rig.ring(0, 256, 9);
     rig.ok(R::SET_VRING_ENABLE, st(0, 1));
     rig.fake.did();
     let more = region(GUEST + SIZE, USER + SIZE, SIZE);
     rig.table(&[region(GUEST, USER, SIZE), more]).unwrap();
-    let restart = [Did::Stop(0), start(0, 9), Did::Enable(0, true)];
-    assert_eq!(rig.fake.did(), [&[Did::Memory(2)][..], &restart[..]].concat());
+    let replaced = [Did::Replace { ring: 0, base: 9, desc: GUEST }];
+    assert_eq!(rig.fake.did(), [&[Did::Memory(2)][..], &replaced[..]].concat());
     let slot = region(GUEST + 2 * SIZE, USER + 2 * SIZE, SIZE).to_single_bytes();
     rig.send(R::ADD_MEM_REG, slot.clone(), vec![memfd()]).unwrap();
-    assert_eq!(rig.fake.did(), [&[Did::Memory(3)][..], &restart[..]].concat());
+    assert_eq!(rig.fake.did(), [&[Did::Memory(3)][..], &replaced[..]].concat());
     // One descriptor is tolerated here, and closed.
     rig.send(R::REM_MEM_REG, slot.clone(), vec![event()]).unwrap();
-    assert_eq!(rig.fake.did(), [&[Did::Memory(2)][..], &restart[..]].concat());
+    assert_eq!(rig.fake.did(), [&[Did::Memory(2)][..], &replaced[..]].concat());
     assert!(matches!(rig.err(R::REM_MEM_REG, slot.clone(), 0), E::NoSuchRegion { .. }));
     assert!(matches!(rig.err(R::REM_MEM_REG, slot, 2), E::FdCount { .. }));
     // A table without the ring's memory: it stops permanently.

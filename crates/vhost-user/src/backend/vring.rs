@@ -263,29 +263,59 @@ impl Backend {
         started.map(|()| Done)
     }
 
-    fn try_start(&mut self, ring: usize) -> Result<(), ProtocolError> {
+    /// After a change of the memory table: continues a ring that runs in the new one, without a
+    /// moment in which its port is down, or starts it.
+    pub(super) fn renew(&mut self, ring: usize) -> Handled {
+        if !self.rings[ring].running {
+            return self.start(ring);
+        }
+        let renewed = self.try_renew(ring);
+        if renewed.is_err() {
+            self.stop(ring);
+        }
+        renewed.map(|()| Done)
+    }
+
+    fn try_renew(&mut self, ring: usize) -> Result<(), ProtocolError> {
+        let Some(setup) = self.setup(ring)? else {
+            self.pause(ring);
+            return Ok(());
+        };
+        self.rings[ring].logged = setup.log.is_some();
+        let replaced = self.device.replace(name(ring), setup);
+        replaced.map_err(|error| ProtocolError::Layout { ring: name(ring), error })
+    }
+
+    /// What a ring is to be started with; `None`: its settings are incomplete, or it is not served.
+    fn setup(&mut self, ring: usize) -> Result<Option<RingSetup>, ProtocolError> {
         let v = &self.rings[ring];
         let (Some(size), Some(addr), Some(base), Some(kick)) = (v.size, v.addr, v.base, &v.kick)
         else {
-            return Ok(());
+            return Ok(None);
         };
-        if v.running || self.slots.is_empty() || !self.serves(ring) {
-            return Ok(());
+        if self.slots.is_empty() || !self.serves(ring) {
+            return Ok(None);
         }
         let kick = kick.clone();
         self.make_ledgers();
-        let log = self.ring_log(ring);
-        let logged = log.is_some();
-        let setup = RingSetup {
+        Ok(Some(RingSetup {
             layout: self.layout(ring, &addr, size)?,
             features: ring_features(self.features),
             base,
             ledger: self.ledger(ring),
-            log,
+            log: self.ring_log(ring),
             kick,
             call: self.call_for(ring, false),
             err: self.call_for(ring, true),
-        };
+        }))
+    }
+
+    fn try_start(&mut self, ring: usize) -> Result<(), ProtocolError> {
+        if self.rings[ring].running {
+            return Ok(());
+        }
+        let Some(setup) = self.setup(ring)? else { return Ok(()) };
+        let logged = setup.log.is_some();
         let started = self.device.start(name(ring), setup);
         started.map_err(|error| ProtocolError::Layout { ring: name(ring), error })?;
         self.rings[ring].running = true;

@@ -2,9 +2,14 @@ use std::os::fd::OwnedFd;
 
 use ring::virtq::{Buf, DriverQueue, Features, Layout};
 use shm::{Mapping, Region};
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
 use switch::frame::Burst;
+use switch::poll::Policy;
 use switch::port::Ingress;
 use switch::time::Instant;
+use switch::tuning::Tuning;
+use switch::vnet::VnetHdr;
 
 use super::*;
 
@@ -251,15 +256,62 @@ fn ring_continues_at_its_position_in_new_memory() {
     send(&mut driver, 3);
     assert_eq!(burst(), 3);
     send(&mut driver, 2);
-    // As the protocol does it: stopped, then started in the new table at the same position.
-    let base = device.stop(1).unwrap();
-    assert_eq!(base, 3);
     device.set_memory(Arc::clone(&memory));
-    device.start(1, setup(1, base)).unwrap();
-    device.enable(1, true);
+    device.replace(1, setup(1, 0)).unwrap();
     assert_eq!(burst(), 2);
+    // A layout that is not in the new memory: it can be stopped, at its position.
+    let mut bad = setup(1, 0);
+    bad.layout.device = BASE + LEN;
+    assert!(device.replace(1, bad).is_err());
+    assert_eq!(device.stop(1), Some(5));
     let mut used = Vec::new();
     driver.take_used(usize::MAX, &mut used).unwrap();
     assert_eq!(used.len(), 5);
     assert!(!lock(&pair.egress).is_up());
+}
+
+/// A guest whose memory grows while it is slow.
+#[test]
+fn held_frame_is_delivered_in_new_memory_and_the_port_is_never_down() {
+    let (pair, log) = (Pair::new(), Log::default());
+    let mut device = NetDevice::new(options(1), vec![pair.clone()], log.clone());
+    device.set_features(feature::VERSION_1 | feature::MRG_RXBUF);
+    let old = memory();
+    device.set_memory(Arc::clone(&old));
+    device.start(0, setup(0, 0)).unwrap();
+    device.enable(0, true);
+    let stats = Arc::clone(&pair.egress_stats);
+    let egress = EgressQueue::new(pair.egress.clone(), Arc::clone(&stats));
+    let port = Arc::new(Port::new(PortId(1), "b".into(), vec![egress]));
+    port.set_active(1);
+    let table = Arc::new(vec![None, Some(Arc::clone(&port))]);
+    let fdb = Arc::new(Fdb::new(8, [1, 2], 0, 8));
+    let mut forwarder = Forwarder::new(Mode::Switch, 0, fdb, table, 3);
+    let tuning = Arc::new(Tuning::new(Policy::Event));
+    let from = Source::new(PortId(0), 0, Arc::default(), tuning);
+    let now = Instant::from_ns(1);
+    let bytes = [&[0xff; 6][..], &[2; 6], &[8; 48]].concat();
+    let mut burst = Burst::default();
+    burst.push_private(&bytes, VnetHdr::NONE);
+    let _ = forwarder.forward(&from, &mut burst, now);
+    assert_eq!(port.egress[0].held_frames(), 1, "there is no buffer");
+    log.take();
+    let new = memory();
+    device.set_memory(Arc::clone(&new));
+    device.replace(0, setup(0, 0)).unwrap();
+    assert_eq!(log.take(), [Event::Kicked(0, Side::Egress)]);
+    let content = |memory: &GuestMemory, at, len| {
+        let mut bytes = vec![0; len as usize];
+        memory.seg(at, len, &mut 0).unwrap().read(&mut bytes);
+        bytes
+    };
+    let before = content(&old, BASE, LEN as u32);
+    let mut driver = DriverQueue::new(&new, &layout(0), Features::default(), 0, None).unwrap();
+    driver.add(&[Buf { addr: BASE + 0x8000, len: 100, write: true }]).unwrap();
+    driver.publish();
+    let _ = forwarder.retry(true, now);
+    assert_eq!((port.egress[0].held_frames(), stats.frames.get()), (0, 1));
+    assert_eq!(stats.drops_held_down.get() + stats.drops_down.get(), 0);
+    assert_eq!(content(&new, BASE + 0x8000 + 12, 60), bytes);
+    assert!(content(&old, BASE, LEN as u32) == before, "nothing is written to the old memory");
 }
