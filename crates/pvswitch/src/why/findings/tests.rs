@@ -104,7 +104,7 @@ fn links_that_are_down_come_first_with_their_cause() {
     blocked(&case, "unconnected", &["its last error: cannot map"]);
     let case = down("unconnected").with(0, "kind", json!("vhost-user:/run/a,mode=client"));
     blocked(&case, "unconnected", &["no process listens"]);
-    blocked(&down("no-driver"), "no_driver", &["enabled no receive queue", "driver"]);
+    blocked(&down("no-driver"), "no_driver", &["no receive queue enabled", "driver"]);
     blocked(&down("no-driver").with(0, "faults", json!(1)), "fault", &["violated the protocol"]);
     let standby = down("standby").with(0, "standby", json!({ "other": "up" }));
     blocked(&standby, "standby", &["port up carries the frames", "ctl why up"]);
