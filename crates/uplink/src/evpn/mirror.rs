@@ -242,10 +242,11 @@ impl Mirror {
         let mut changed = Vec::new();
         for place in gone {
             let Some(tap) = self.taps.remove(&place) else { continue };
-            let Some(at) = tap.at else { continue };
-            let mine =
-                self.table.entries(at.bridge).filter(|(_, link, entry)| at.is_of(*link, *entry));
-            self.left.extend(mine.map(|(key, link, _)| (link, key)));
+            if let Some(at) = tap.at {
+                let all = self.table.entries(at.bridge);
+                let mine = all.filter(|(_, link, entry)| at.is_of(*link, *entry));
+                self.left.extend(mine.map(|(key, link, _)| (link, key)));
+            }
             changed.push(tap);
         }
         for member in members {
@@ -253,7 +254,7 @@ impl Mirror {
                 continue;
             }
             let before = changed.iter().find(|tap| tap.is_same_interface(&member));
-            let former = before.map(|tap| Vlans::of(&tap.member.vlan)).unwrap_or_default();
+            let former = before.map(Tap::carried).unwrap_or_default();
             self.taps.insert(self.next_place, Tap::new(member, former));
             self.next_place += 1;
             self.sync_at = self.sync_at.or(Some(self.began));

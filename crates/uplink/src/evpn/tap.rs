@@ -15,8 +15,8 @@ pub(super) struct Tap {
     pub(super) at: Option<At>,
     /// Whether the bridge was asked to join it, or to pass its VLANs.
     pub(super) is_set_up: bool,
-    /// VLANs that its interface carried there for its port's earlier settings.
-    pub(super) former: Vlans,
+    /// VLANs that its interface may carry there for earlier settings of its port.
+    pub(super) former: Vec<Vlans>,
     pub(super) claims: HashMap<Address, Claim>,
     /// The last refusal: an error number.
     pub(super) refused: Option<i32>,
@@ -39,9 +39,17 @@ impl At {
 }
 
 impl Tap {
-    pub(super) fn new(member: Member, former: Vlans) -> Self {
+    pub(super) fn new(member: Member, former: Vec<Vlans>) -> Self {
         let (is_set_up, claims, refused) = (false, HashMap::new(), None);
         Self { member, at: None, is_set_up, former, claims, refused }
+    }
+
+    /// VLANs that its interface may carry: those of earlier settings until they are removed.
+    pub(super) fn carried(&self) -> Vec<Vlans> {
+        let own = Vlans::of(&self.member.vlan);
+        let mut all: Vec<_> = self.former.iter().filter(|vlans| **vlans != own).cloned().collect();
+        all.extend((own != Vlans::default()).then_some(own));
+        all
     }
 
     /// Whether another member is the same interface in the same bridge.

@@ -25,10 +25,9 @@ impl Mirror {
                     if self.table.links.get(link).is_some_and(|l| l.learns == Some(true)) {
                         wanted.push((*place, Request::StopLearning { link }));
                     }
-                    let former = std::mem::take(&mut tap.former);
-                    if at.is_aware && former != Vlans::default() {
-                        wanted.push((*place, Request::DeleteVlans { link, vlans: former }));
-                    }
+                    let former = std::mem::take(&mut tap.former).into_iter();
+                    let delete = |vlans| (*place, Request::DeleteVlans { link, vlans });
+                    wanted.extend(former.filter(|_| at.is_aware).map(delete));
                     let vlans = Vlans::of(&tap.member.vlan);
                     if at.is_aware && vlans != Vlans::default() {
                         wanted.push((*place, Request::AddVlans { link, vlans }));

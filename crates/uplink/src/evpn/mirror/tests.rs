@@ -610,8 +610,14 @@ fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
     let mut world = World::new();
     world.kernel.links[0].kind = Kind::Bridge { is_aware: true, pvid: 1 };
     let mut sent = Vec::new();
-    for vlan in [Vlan::Access(10), Vlan::Access(20), Vlan::Transparent] {
-        world.mirror.set_members(vec![member(vlan)]);
+    for vlans in [&[10][..], &[20], &[30, 40], &[]] {
+        // The last two before the first of them reaches the bridge.
+        for vlan in vlans {
+            world.mirror.set_members(vec![member(Vlan::Access(*vlan))]);
+        }
+        if vlans.is_empty() {
+            world.mirror.set_members(vec![member(Vlan::Transparent)]);
+        }
         for _ in 0..20 {
             let heard: Vec<_> = world.kernel.queue.drain(..).collect();
             heard.into_iter().for_each(|(seq, heard)| world.mirror.hear(seq, heard, world.now));
@@ -627,13 +633,15 @@ fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
             world.now += Duration::from_millis(100);
         }
     }
-    let (ten, twenty) = (Some(10), Some(20));
-    assert_eq!(sent, [(true, ten), (false, ten), (true, twenty), (false, twenty)]);
+    let (ten, twenty, thirty, forty) = (Some(10), Some(20), Some(30), Some(40));
+    let first = [(true, ten), (false, ten), (true, twenty)];
+    let then = [(false, twenty), (false, thirty), (true, forty), (false, forty)];
+    assert_eq!(sent, [&first[..], &then].concat());
 }
 
 #[test]
 fn vlans_of_the_switch_are_those_of_the_bridge() {
-    let tap = |vlan| Tap::new(member(vlan), Vlans::default());
+    let tap = |vlan| Tap::new(member(vlan), Vec::new());
     let at = |is_aware| At { link: TAP, bridge: BRIDGE, is_aware, pvid: 1 };
     let trunk = || Vlan::Trunk { vids: Vids::from_iter([5, 7, 8, 9]), native: Some(7) };
     for (vlan, is_aware, of_switch, of_bridge) in [
