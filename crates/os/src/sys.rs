@@ -7,7 +7,6 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event::signal;
@@ -61,6 +60,8 @@ pub fn limit_heaps(most: usize) {
 pub fn trim_heaps() {
     #[cfg(target_env = "gnu")]
     {
+        use std::sync::Mutex;
+
         /// glibc initialises its allocator at the first use, without a lock. If another one has
         /// replaced it, as a sanitizer's does, this is the first use: two at a time, and it aborts.
         static FIRST_USE: Mutex<()> = Mutex::new(());
