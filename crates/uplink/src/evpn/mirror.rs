@@ -564,8 +564,6 @@ impl Mirror {
         if self.dump.is_some() || self.is_stale {
             return;
         }
-        self.set_up(send);
-        self.wake(now);
         let mut room = BATCH.min(FLIGHT_MAX.saturating_sub(self.flights.len()));
         while room > 0
             && let Some((link, key)) = self.left.pop()
@@ -573,6 +571,11 @@ impl Mirror {
             self.request(send, &Request::Delete { link, key }, Flight::Other);
             room -= 1;
         }
+        // The kernel removes no entry in a VLAN that its interface has left: EINVAL.
+        if self.left.is_empty() {
+            self.set_up(send);
+        }
+        self.wake(now);
         let mut compares = COMPARES;
         while room > 0
             && compares > 0

@@ -47,6 +47,8 @@ struct Kernel {
     refuses: i32,
     /// How many times each address was put on the TAP since another host had it.
     puts: BTreeMap<Key, u32>,
+    /// VLANs that the TAP has left.
+    absent: BTreeSet<u16>,
     requests: usize,
 }
 
@@ -63,6 +65,7 @@ impl Kernel {
             queue: VecDeque::new(),
             refuses: 0,
             puts: BTreeMap::new(),
+            absent: BTreeSet::new(),
             requests: 0,
         }
     }
@@ -130,7 +133,7 @@ impl Kernel {
             }
             Request::Delete { link, key } => {
                 assert_eq!(*link, TAP, "only entries of the TAP are ours");
-                self.delete(*link, *key)
+                if self.absent.contains(&key.vid) { libc::EINVAL } else { self.delete(*link, *key) }
             }
             Request::StopLearning { link } => {
                 assert_eq!(*link, TAP, "settings of other interfaces are the operator's");
@@ -141,7 +144,15 @@ impl Kernel {
                 self.event(Heard::Port(TAP));
                 0
             }
-            Request::Join { .. } | Request::AddVlans { .. } | Request::DeleteVlans { .. } => 0,
+            Request::AddVlans { vlans, .. } => {
+                self.absent.retain(|vid| vlans.untagged != Some(*vid));
+                0
+            }
+            Request::DeleteVlans { vlans, .. } => {
+                self.absent.extend(vlans.untagged);
+                0
+            }
+            Request::Join { .. } => 0,
         };
         self.queue.push_back((seq, Heard::Reply { error }));
     }
@@ -618,6 +629,9 @@ fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
         if vlans.is_empty() {
             world.mirror.set_members(vec![member(Vlan::Transparent)]);
         }
+        let at = Address { vlan: vlans.last().copied().unwrap_or(0), ..address(1) };
+        let local = Local { port: PORT, learned: true, starts: 0 };
+        world.mirror.set_locals(vec![(at, local)]);
         for _ in 0..20 {
             let heard: Vec<_> = world.kernel.queue.drain(..).collect();
             heard.into_iter().for_each(|(seq, heard)| world.mirror.hear(seq, heard, world.now));
@@ -637,6 +651,8 @@ fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
     let first = [(true, ten), (false, ten), (true, twenty)];
     let then = [(false, twenty), (false, thirty), (true, forty), (false, forty)];
     assert_eq!(sent, [&first[..], &then].concat());
+    let vids: Vec<_> = world.kernel.entries.keys().map(|key| key.vid).collect();
+    assert_eq!(vids, [1], "entries go before the VLAN in which they are");
 }
 
 #[test]
