@@ -153,7 +153,7 @@ impl<P: Plug> Bus<P> {
     }
 
     /// Returns vifs that are online in xenstore and not served. Empty unless something changed
-    /// since the last search, which was [`SEARCH_INTERVAL`] ago.
+    /// since the last search, which was at least 100 ms ago.
     pub fn take_found<T: Tree>(
         &mut self,
         store: &mut T,
