@@ -214,20 +214,17 @@ fn receive_reply(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     ([word(0), word(1), word(2), word(3)], fds)
 }
 
-/// Descriptors and mappings of memory that the switch holds. Clients of its control socket come and
-/// go, so the minimum of several samples. Without `/dev/null`, which each thread opens at its first
-/// signal to a peer (`os::signal_event`).
+/// Descriptors, and mappings of memory, that the switch holds: the minimum, as clients come and go;
+/// without `/dev/null`, which each thread opens at its first `os::signal_event`.
 fn holds(switch: &Switch) -> [usize; 2] {
     let proc = PathBuf::from(format!("/proc/{}", switch.process.0.id()));
     let mut least = [usize::MAX; 2];
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(5));
-        let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
-        let mapped = maps.lines().filter(|line| line.contains("memfd:")).count();
-        let fds = std::fs::read_dir(proc.join("fd")).unwrap();
-        let links = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
-        let fds = links.filter(|link| link != Path::new("/dev/null")).count();
-        least = [least[0].min(fds), least[1].min(mapped)];
+        let mapped = std::fs::read_to_string(proc.join("maps")).unwrap().matches("memfd:").count();
+        let fds = std::fs::read_dir(proc.join("fd")).unwrap().map(|fd| fd.unwrap().path());
+        let fds = fds.filter(|fd| !std::fs::read_link(fd).is_ok_and(|to| to.ends_with("null")));
+        least = [least[0].min(fds.count()), least[1].min(mapped)];
     }
     least
 }
