@@ -234,7 +234,10 @@ impl System {
                 };
                 // Once each.
                 if state.failure.as_ref() != Some(&error) {
-                    tracing::error!(port = name, "its interface was made: {error}");
+                    tracing::error!(
+                        port = name,
+                        "its interface exists, and cannot be opened: {error}"
+                    );
                     state.failure = Some(error);
                 }
                 return;
@@ -254,7 +257,7 @@ impl System {
         self.install(vec![prepared]);
         self.set_statics(&self.config);
         self.touch(name);
-        tracing::info!(port = name, "its interface was made: opened");
+        tracing::info!(port = name, "its interface exists: opened");
     }
 
     /// Counts frames that the kernel dropped since the last call, because sockets were full.

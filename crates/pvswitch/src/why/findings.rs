@@ -248,10 +248,16 @@ fn link(port: &Value) -> Vec<Finding> {
         "down" if !error.is_empty() => one(
             "down",
             format!("it is down{error}"),
-            format!(
-                "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch ctl \
-                 add-port`"
-            ),
+            match kind.starts_with("af-") {
+                true => "set the interface up, or make it if it does not exist: the port follows \
+                         within a second; if its name is wrong, correct it in the file, then \
+                         `pvswitch ctl reload`"
+                    .into(),
+                false => format!(
+                    "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch \
+                     ctl add-port`"
+                ),
+            },
         ),
         state => one(
             "down",

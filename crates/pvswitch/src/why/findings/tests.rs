@@ -115,6 +115,8 @@ fn links_that_are_down_come_first_with_their_cause() {
     blocked(&down("down").with(0, "kind", json!("tap:t0")), "down", &["tap:t0", "log"]);
     let removed = down("down").with(0, "last_error", json!("the TAP interface was removed"));
     blocked(&removed, "down", &["it is down; its last error: the TAP", "ctl del-port a"]);
+    let missing = removed.with(0, "kind", json!("af-packet:eth1"));
+    blocked(&missing, "down", &["set the interface up", "ctl reload"]);
     let xen = json!({ "vif": "3/0", "state": "waiting for the guest", "front": "Initialising",
                       "back": "InitWait", "error": "ring-ref is missing", "xenstore": "lost" });
     let words = ["vif 3/0 is waiting for the guest", "ring-ref is missing; lost", "xen.md"];
