@@ -1,6 +1,6 @@
 //! Figures of a document against the queries behind them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use pvswitch_lab::store::Results;
@@ -21,11 +21,27 @@ pub struct Checker<F> {
     fixes: Vec<(Range<usize>, String)>,
     /// Where the document has figures that a marker is behind.
     sourced: Vec<usize>,
+    /// Folders whose noise floor was checked.
+    noises: BTreeSet<String>,
 }
 
 impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
     pub fn new(read: F) -> Self {
-        Self { read, results: BTreeMap::new(), checked: 0, fixes: Vec::new(), sourced: Vec::new() }
+        Self {
+            read,
+            results: BTreeMap::new(),
+            checked: 0,
+            fixes: Vec::new(),
+            sourced: Vec::new(),
+            noises: BTreeSet::new(),
+        }
+    }
+
+    /// Folders that were quoted, and have a cell compared with itself (A/A) that was not.
+    pub fn without_noise(&self) -> Vec<&str> {
+        let quoted = self.results.iter().filter(|(_, results)| !results.controls.is_empty());
+        let names = quoted.map(|(folder, _)| folder.as_str());
+        names.filter(|folder| !self.noises.contains(*folder)).collect()
     }
 
     /// Returns the document with the figures of the runs in place of wrong ones, and the errors
@@ -121,6 +137,9 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
         let results = &self.results[&folder];
         let query = before.unwrap_or_default().next(words, &results.plan.axes)?;
         let figures = query.figures(results)?;
+        if query.is_noise() {
+            self.noises.insert(folder);
+        }
         let written = numbers(text);
         let words = words.trim();
         let Some(skip) = written.len().checked_sub(figures.len()) else {
@@ -299,6 +318,21 @@ mod tests {
             [""; 0]
         );
         assert_eq!(says(&format!("22 runs<!--= {COPIES} variant=* runs -->")), [""; 0]);
+    }
+
+    #[test]
+    fn noise_is_that_of_the_report_and_needs_no_cell() {
+        let noise = super::super::read("lab-copies").unwrap().noise("kb_per_s").unwrap();
+        let [median, low, high] =
+            [noise.median, noise.low, noise.high].map(|figure| format!("{figure:.3}"));
+        let text =
+            |low: &str| format!("{median} ({low}-{high}<!--= lab-copies kb_per_s noise -->)");
+        assert_eq!(says(&text(&low)), [""; 0]);
+        assert_eq!(says(&text("7.777")).len(), 1);
+        let none = says("1, 2, 3<!--= lab-copies weather noise -->");
+        assert!(none[0].contains("lab-copies: no A/A of 'weather'"), "{none:?}");
+        let none = says("1, 2, 3<!--= lab-peers frames noise -->");
+        assert!(none[0].contains("lab-peers: no A/A of 'frames'"), "{none:?}");
     }
 
     #[test]

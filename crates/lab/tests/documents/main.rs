@@ -106,6 +106,8 @@ fn figures_are_those_of_the_runs() {
         documents().iter().flat_map(|(name, text)| checker.check(name, text)).collect();
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     assert!(checker.checked > 500, "only {} figures are marked", checker.checked);
+    // The noise floor is printed where figures are: in one document at least.
+    assert_eq!(checker.without_noise(), [""; 0]);
 }
 
 /// `docs/pictures/FOLDER/NAME.svg` is the plot of that name in the report of that folder.

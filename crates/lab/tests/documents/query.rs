@@ -52,6 +52,8 @@ enum What {
     /// Of the original study's results: how many were measured, are confirmed, refuted, and not
     /// confirmed.
     Claims,
+    /// Of the cell that was compared with itself (A/A): `Spread` of its pairs' ratios.
+    Noise,
 }
 
 impl What {
@@ -69,6 +71,7 @@ impl What {
             "middle" => Self::Middle,
             "extremes" => Self::Extremes,
             "claims" => Self::Claims,
+            "noise" => Self::Noise,
             _ => return None,
         })
     }
@@ -108,8 +111,8 @@ impl Query {
                 }
             }
         }
-        let of_all = query.what == What::Claims;
-        for axis in axes.iter().filter(|axis| axis.values.len() > 1 && !of_all) {
+        let has_cells = ![What::Claims, What::Noise].contains(&query.what);
+        for axis in axes.iter().filter(|axis| axis.values.len() > 1 && has_cells) {
             if !query.axes.iter().any(|(name, _)| *name == axis.name) {
                 return Err(format!(
                     "{}: say {}=VALUE, or {}=*",
@@ -144,6 +147,11 @@ impl Query {
         if self.what == What::Claims {
             return self.claims(results);
         }
+        if self.what == What::Noise {
+            let found = results.noise(&self.measure);
+            let none = || format!("{}: no A/A of '{}'", self.folder, self.measure);
+            return found.map(|of| vec![of.median, of.low, of.high]).ok_or_else(none);
+        }
         let mut cells: Vec<Vec<(String, String)>> = vec![Vec::new()];
         for (name, values) in &self.axes {
             let longer = cells.iter().flat_map(|cell| {
@@ -162,6 +170,11 @@ impl Query {
             What::Middle => vec![all.median],
             _ => figures,
         })
+    }
+
+    /// Whether it is of the noise floor.
+    pub fn is_noise(&self) -> bool {
+        self.what == What::Noise
     }
 
     /// The original's results, judged as in the report.
@@ -199,7 +212,7 @@ impl Query {
             What::Range | What::Extremes => plain(vec![of_runs.low, of_runs.high]),
             What::Mean => plain(vec![of_runs.mean]),
             What::Sum => plain(vec![values.iter().sum()]),
-            What::Claims => unreachable!("they are of all cells"),
+            What::Claims | What::Noise => unreachable!("they are of no cell that is named"),
         }
     }
 
