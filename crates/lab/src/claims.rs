@@ -12,6 +12,7 @@ use crate::stats::paired::{
     Estimate, SIGNIFICANCE, effect, equivalent, holm, signed_rank_above, signed_rank_min,
 };
 use crate::store::Results;
+use crate::study::Study;
 
 /// One result of an original study.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +74,8 @@ pub enum State {
     NotConfirmed,
     /// Too few pairs to show either.
     TooFew,
+    /// No speed-up: guests are served unevenly, see [`Results::uneven`].
+    Uneven,
     /// There are no runs of it.
     NotMeasured,
 }
@@ -84,6 +87,7 @@ impl fmt::Display for State {
             Self::Refuted => "refuted",
             Self::NotConfirmed => "not confirmed",
             Self::TooFew => "too few pairs to tell",
+            Self::Uneven => "uneven",
             Self::NotMeasured => "not measured",
         })
     }
@@ -94,7 +98,7 @@ impl fmt::Display for State {
 pub struct Finding {
     /// The claim.
     pub claim: Claim,
-    /// Our ratio.
+    /// Our ratio; `None` if the base is 0, or guests are served unevenly.
     pub ratio: Option<Estimate>,
     /// Number of pairs.
     pub pairs: usize,
@@ -103,8 +107,12 @@ pub struct Finding {
 }
 
 /// Judges all claims of a study together.
-pub fn judge(results: &Results, claims: Vec<Claim>) -> Vec<Finding> {
-    let effects: Vec<Vec<f64>> = claims.iter().map(|claim| effects(results, claim)).collect();
+pub fn judge(results: &Results, study: &dyn Study, claims: Vec<Claim>) -> Vec<Finding> {
+    let uneven =
+        |claim: &Claim| results.uneven(study, &claim.cell, &claim.base, claim.measure).is_some();
+    // Without effects there is no test.
+    let of_claim = |claim| if uneven(claim) { Vec::new() } else { effects(results, claim) };
+    let effects: Vec<Vec<f64>> = claims.iter().map(of_claim).collect();
     let measured = effects.iter().filter(|of| !of.is_empty()).count();
     let tested = |test: &dyn Fn(&Claim, &[f64]) -> f64| {
         let all = claims.iter().zip(&effects).filter(|(_, of)| !of.is_empty());
@@ -130,7 +138,10 @@ pub fn judge(results: &Results, claims: Vec<Claim>) -> Vec<Finding> {
     let states: Vec<State> = states.collect();
     let all = claims.into_iter().zip(&effects).zip(states);
     all.map(|((claim, of), state)| {
+        let is_uneven = uneven(&claim);
+        let state = if is_uneven { State::Uneven } else { state };
         let ratio = results.ratio(&claim.cell, &claim.base, claim.measure);
+        let ratio = ratio.filter(|_| !is_uneven);
         Finding { claim, ratio, pairs: of.len(), state }
     })
     .collect()

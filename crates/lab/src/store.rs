@@ -21,6 +21,12 @@ use crate::machine::Machine;
 use crate::plan::{Cell, Plan, Turn};
 use crate::stats::Summary;
 use crate::stats::paired::Estimate;
+use crate::study::Study;
+
+/// Least of Jain's index of what guests got, as the median of a cell, with which a speed-up counts.
+const JAIN_LEAST: f64 = 0.95;
+/// The measure of it.
+const JAIN: &str = "jain";
 
 mod compare;
 mod csv;
@@ -136,6 +142,24 @@ impl Results {
             Some((figure(again)?, figure(self.run(&again.cell, again.repeat)?)?))
         });
         Estimate::of_pairs(&pairs.collect::<Vec<_>>())
+    }
+
+    /// Returns the least median of Jain's index of two cells, if the ratio of the measure is a
+    /// speed-up that says nothing for it: workers that serve some guests less than others do other
+    /// work. Tables, comparisons, claims and documents have the rule from here.
+    pub fn uneven(
+        &self,
+        study: &dyn Study,
+        cell: &Cell,
+        base: &Cell,
+        measure: &str,
+    ) -> Option<f64> {
+        if !study.is_speed_up(cell, base, measure) {
+            return None;
+        }
+        let medians = [cell, base].into_iter().filter_map(|cell| self.summary(cell, JAIN));
+        let least = medians.map(|found| found.median).reduce(f64::min)?;
+        (least < JAIN_LEAST).then_some(least)
     }
 
     /// Returns the cells with at least one run, in the order measured.

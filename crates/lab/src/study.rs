@@ -113,6 +113,11 @@ pub trait Study: Sync {
     fn report(&self, results: &Results) -> Vec<Part>;
     /// Judges by counts whether the main result of the original study is confirmed.
     fn judge(&self, results: &Results) -> Vec<Verdict>;
+    /// Whether the ratio of a measure of two cells is a speed-up, which needs guests that are
+    /// served evenly: [`Results::uneven`].
+    fn is_speed_up(&self, _cell: &Cell, _base: &Cell, _measure: &str) -> bool {
+        false
+    }
     /// The original study's results, for the cells of a plan; none of our own studies.
     fn claims(&self, _plan: &Plan) -> Vec<Claim> {
         Vec::new()

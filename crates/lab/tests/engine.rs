@@ -482,8 +482,8 @@ fn no_run_is_left_out_for_what_was_measured_in_it() {
     assert_eq!(results.values(cell, "mbps").len(), 2);
     let of_a = results.runs.iter().find(|run| cell(&run.cell)).unwrap().cell.clone();
     assert_eq!(results.estimate(&of_a, "mbps").unwrap().count, 2);
-    assert_eq!(results.compare("mbps", 1.1)[0].pairs, 2);
-    assert!(results.compare("mbps", 1.1)[0].distance_ns.0 > 60.0);
+    assert_eq!(results.compare("mbps", STUDIES[0])[0].pairs, 2);
+    assert!(results.compare("mbps", STUDIES[0])[0].distance_ns.0 > 60.0);
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn comparisons_are_of_pairs_and_say_what_they_can_tell() {
                 results.runs.push(run);
             }
         }
-        let found = results.compare("mbps", 1.1);
+        let found = results.compare("mbps", STUDIES[0]);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].base.as_str(), found[0].value.as_str()), ("a", "b"));
         found[0].clone()

@@ -3,6 +3,9 @@ use crate::machine::Machine;
 use crate::plan::{Axis, Plan};
 use crate::store::Done;
 
+/// None whose ratios are speed-ups.
+const STUDY: &dyn Study = crate::studies::ALL[0];
+
 fn cell(value: &str) -> Cell {
     Cell(vec![("variant".into(), value.into())])
 }
@@ -35,7 +38,7 @@ fn claim(ratio: f64) -> Claim {
 }
 
 fn state(ratios: &[f64], claimed: f64) -> State {
-    judge(&results(ratios), vec![claim(claimed)])[0].state
+    judge(&results(ratios), STUDY, vec![claim(claimed)])[0].state
 }
 
 #[test]
@@ -68,7 +71,7 @@ fn more_claims_need_more_pairs() {
     let ratios = [0.52, 0.6, 0.48, 0.65, 0.55, 0.58];
     let many = vec![claim(0.5); 8];
     let states = |claims| -> Vec<State> {
-        judge(&results(&ratios), claims).iter().map(|found| found.state).collect()
+        judge(&results(&ratios), STUDY, claims).iter().map(|found| found.state).collect()
     };
     assert_eq!(states(many), [State::TooFew; 8]);
     // What was not measured is no test.

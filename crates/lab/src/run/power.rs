@@ -11,6 +11,8 @@ use crate::study::Study;
 
 /// Measures whose noise is named at the top.
 const NOISE_SHOWN: usize = 3;
+/// Why a speed-up is none, see [`Results::uneven`].
+const UNEVEN: &str = "Jain's index of what guests got is below 0.95 by median in one of the cells";
 
 /// Returns what the runs can tell, the worst first.
 pub fn conclusions(results: &Results, study: &dyn Study) -> Vec<Conclusion> {
@@ -33,6 +35,7 @@ pub fn conclusions(results: &Results, study: &dyn Study) -> Vec<Conclusion> {
         if count(State::TooFew) > 0 {
             what += &format!(" ({needed} are needed)");
         }
+        what += &unevenly(count(State::Uneven));
         conclusions.push(Conclusion { what, concludes: concludes(confirmed + refuted) });
     }
     let all = compared(results, study);
@@ -55,12 +58,26 @@ pub fn conclusions(results: &Results, study: &dyn Study) -> Vec<Conclusion> {
             let needed = pairs_needed(results.plan.comparisons(study), SIGNIFICANCE);
             what += &format!(" (with all cells of this plan, {needed} are needed)");
         }
+        what += &unevenly(count(&[Outcome::Uneven]));
         conclusions.push(Conclusion { what, concludes: concludes(differ + same) });
     }
     conclusions.push(noise(results, study));
     // What cannot be concluded comes first.
     conclusions.sort_by_key(|one| one.concludes != Some(false));
     conclusions
+}
+
+/// What is no speed-up, in words.
+fn unevenly(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        n => format!("; {n} are no speed-ups: {UNEVEN}"),
+    }
+}
+
+/// Why a comparison or claim has no ratio.
+fn missing(is_uneven: bool) -> &'static str {
+    if is_uneven { UNEVEN } else { "the base is 0, or a value is negative" }
 }
 
 fn concludes(count: usize) -> Option<bool> {
@@ -98,12 +115,12 @@ fn noise(results: &Results, study: &dyn Study) -> Conclusion {
 }
 
 fn findings(results: &Results, study: &dyn Study) -> Vec<Finding> {
-    claims::judge(results, study.claims(&results.plan))
+    claims::judge(results, study, study.claims(&results.plan))
 }
 
 fn compared(results: &Results, study: &dyn Study) -> Vec<Comparison> {
     let measures = study.facts().measures.iter();
-    measures.flat_map(|m| results.compare(m.name, study.facts().margin)).collect()
+    measures.flat_map(|m| results.compare(m.name, study)).collect()
 }
 
 /// Returns the table of the original study's results, judged.
@@ -123,7 +140,7 @@ pub fn claims(results: &Results, study: &dyn Study) -> Option<Part> {
                 Expect::Beyond(ratio) => format!("above {ratio:.2}"),
                 Expect::Within(most) => format!("{:.3} to {most:.3}", 1.0 / most),
             }),
-            Value::estimate(found.ratio, 2, "the base is 0"),
+            Value::estimate(found.ratio, 2, missing(found.state == State::Uneven)),
             Value::estimate(results.noise(claim.measure), 2, "no control, or its base is 0"),
             Value::Text(claim.ours()),
         ]
@@ -162,7 +179,7 @@ pub fn comparisons(results: &Results, study: &dyn Study) -> Option<Part> {
             row.extend([
                 Value::Text(comparison.value.clone()),
                 Value::Text(comparison.base.clone()),
-                Value::estimate(comparison.ratio, 3, "the base is 0, or a value is negative"),
+                Value::estimate(comparison.ratio, 3, missing(*outcome == Outcome::Uneven)),
                 Value::estimate(
                     results.noise(&comparison.measure),
                     3,

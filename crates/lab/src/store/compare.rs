@@ -6,6 +6,7 @@ use super::{Done, Results};
 use crate::plan::Cell;
 use crate::stats::paired::{self, Estimate, SIGNIFICANCE};
 use crate::stats::{mann_whitney, mann_whitney_min};
+use crate::study::Study;
 
 /// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub enum Outcome {
     Open,
     /// Too few pairs for either, whatever their values.
     TooFew,
+    /// No speed-up: guests are served unevenly, see [`Results::uneven`].
+    Uneven,
 }
 
 impl fmt::Display for Outcome {
@@ -30,6 +33,7 @@ impl fmt::Display for Outcome {
             Self::NoChange => "no change",
             Self::Open => "cannot tell",
             Self::TooFew => "too few pairs to tell",
+            Self::Uneven => "uneven",
         })
     }
 }
@@ -47,7 +51,7 @@ pub struct Comparison {
     pub value: String,
     /// Name of the measure.
     pub measure: String,
-    /// Median of the ratios of pairs; `None` if the base is 0.
+    /// Median of the ratios of pairs; `None` if the base is 0, or guests are served unevenly.
     pub ratio: Option<Estimate>,
     /// Number of pairs: runs of both in one round.
     pub pairs: usize,
@@ -64,30 +68,9 @@ pub struct Comparison {
 
 impl Results {
     /// Returns all comparisons of a measure, in the order of the cells. The base is the first value
-    /// of the last axis that has runs. Ratios from 1 / `margin` to `margin` are no change.
-    pub fn compare(&self, measure: &str, margin: f64) -> Vec<Comparison> {
+    /// of the last axis that has runs. Ratios within the study's margin are no change.
+    pub fn compare(&self, measure: &str, study: &dyn Study) -> Vec<Comparison> {
         let Some(axis) = self.plan.axes.last() else { return Vec::new() };
-        self.compare_in_order(measure, margin, &axis.name, axis.values.iter().collect())
-    }
-
-    /// Returns all comparisons of a measure with `base`, a value of the last axis: none where it
-    /// has no runs.
-    pub fn compare_with(&self, measure: &str, margin: f64, base: &str) -> Vec<Comparison> {
-        let Some(axis) = self.plan.axes.last() else { return Vec::new() };
-        let (first, rest): (Vec<_>, Vec<_>) = axis.values.iter().partition(|v| *v == base);
-        let order = [first, rest].concat();
-        let mut found = self.compare_in_order(measure, margin, &axis.name, order);
-        found.retain(|comparison| comparison.base == base);
-        found
-    }
-
-    fn compare_in_order(
-        &self,
-        measure: &str,
-        margin: f64,
-        axis: &str,
-        values: Vec<&String>,
-    ) -> Vec<Comparison> {
         let mut outers: Vec<&[(String, String)]> = Vec::new();
         for run in &self.runs {
             if !outers.contains(&run.cell.outer()) {
@@ -102,25 +85,27 @@ impl Results {
                 let with = here.filter(|run| run.cell.last() == value);
                 with.filter(|run| run.figures.contains_key(measure)).collect()
             };
-            let mut sets = values.iter().map(|value| (*value, of(value)));
+            let mut sets = axis.values.iter().map(|value| (value, of(value)));
             let Some((base, base_runs)) = sets.find(|(_, runs)| !runs.is_empty()) else { continue };
             for (value, runs) in sets.filter(|(_, runs)| !runs.is_empty()) {
                 let pairs = paired_up(&runs, &base_runs, measure);
+                let [ours, its_base] = [runs[0], base_runs[0]].map(|run| &run.cell);
+                let uneven = self.uneven(study, ours, its_base, measure).is_some();
                 let distance = |runs: &[&Done]| {
                     Self::distances(runs.iter().copied()).map_or(0.0, |summary| summary.median)
                 };
                 found.push(Comparison {
                     cell: Cell(outer.to_vec()),
-                    axis: axis.into(),
+                    axis: axis.name.clone(),
                     base: base.clone(),
                     value: value.clone(),
                     measure: measure.into(),
-                    ratio: Estimate::of_pairs(&pairs),
+                    ratio: Estimate::of_pairs(&pairs).filter(|_| !uneven),
                     pairs: pairs.len(),
                     distance_ns: (distance(&runs), distance(&base_runs)),
                     p: 1.0,
                     p_same: 1.0,
-                    outcome: Outcome::TooFew,
+                    outcome: if uneven { Outcome::Uneven } else { Outcome::TooFew },
                 });
                 effects.push(
                     pairs
@@ -130,7 +115,7 @@ impl Results {
                 );
             }
         }
-        judge(&mut found, &effects, margin);
+        judge(&mut found, effects, study.facts().margin);
         found
     }
 }
@@ -144,13 +129,15 @@ fn paired_up(runs: &[&Done], base: &[&Done], measure: &str) -> Vec<(f64, f64)> {
     pairs.collect()
 }
 
-/// Tests all comparisons of a table together.
-fn judge(found: &mut [Comparison], effects: &[Vec<f64>], margin: f64) {
+/// Tests all comparisons of a table together, but for those that are none.
+fn judge(found: &mut [Comparison], effects: Vec<Vec<f64>>, margin: f64) {
+    let tested = found.iter_mut().zip(effects).filter(|(of, _)| of.outcome != Outcome::Uneven);
+    let (found, effects): (Vec<_>, Vec<_>) = tested.unzip();
     let differ: Vec<f64> = effects.iter().map(|of| paired::signed_rank(of)).collect();
     let same: Vec<f64> = effects.iter().map(|of| paired::equivalent(of, margin.ln())).collect();
     let (differ, same) = (paired::holm(&differ), paired::holm(&same));
     let tests = effects.len() as f64;
-    for (n, comparison) in found.iter_mut().enumerate() {
+    for (n, comparison) in found.into_iter().enumerate() {
         (comparison.p, comparison.p_same) = (differ[n], same[n]);
         comparison.outcome = if differ[n] < SIGNIFICANCE {
             // The direction is that of the ranks, which were tested.

@@ -26,8 +26,9 @@
 //! interval; of fewer than five pairs with the least and the greatest, and `interval` is false;
 //! `null` if the base is 0. `p` is of Wilcoxon's signed-rank test for a difference, `p_same` of two
 //! one-sided tests that the ratio is within `margin`, both corrected by Holm's method for all
-//! comparisons of the measure. `outcome`, at 5 %: `more`, `less`, `no change`, `cannot tell`, or
-//! `too few pairs to tell`. `noise`: the control over itself. `holds` is `null` if this machine or
+//! comparisons of the measure. `outcome`, at 5 %: `more`, `less`, `no change`, `cannot tell`,
+//! `too few pairs to tell`, or `uneven`: no speed-up, because guests are served unevenly. `noise`:
+//! the control over itself. `holds` is `null` if this machine or
 //! plan cannot decide it.
 
 use serde_json::{Map, Value, json};
@@ -62,7 +63,7 @@ pub fn of(results: &Results, study: &dyn Study) -> Value {
         json!({"axes": axes(cell), "runs": count, "measures": measures})
     });
     let comparisons =
-        study.facts().measures.iter().flat_map(|measure| results.compare(measure.name, margin));
+        study.facts().measures.iter().flat_map(|measure| results.compare(measure.name, study));
     let comparisons = comparisons.map(|c| {
         let own = json!({"axes": axes(&c.cell), "axis": c.axis, "base": c.base, "value": c.value,
             "measure": c.measure, "pairs": c.pairs, "distance_ns": c.distance_ns.0,

@@ -240,7 +240,7 @@ fn is_slow(comparison: &Comparison) -> bool {
 
 fn judged(results: &Results, load: &str) -> Option<Verdict> {
     let wanted = |of: &Comparison| is_slow(of) && of.cell.get("load") == load;
-    let compared = results.compare("fast", FACTS.margin).into_iter();
+    let compared = results.compare("fast", &Receivers).into_iter();
     let slow: Vec<Comparison> = compared.filter(wanted).collect();
     let ratio = |of: &Comparison| of.ratio.map(|ratio| ratio.median);
     let ratios: Vec<f64> = slow.iter().filter_map(ratio).collect();
@@ -267,7 +267,7 @@ fn judged(results: &Results, load: &str) -> Option<Verdict> {
 
 fn table(results: &Results) -> Option<Part> {
     let mut rows = Vec::new();
-    for comparison in results.compare("fast", FACTS.margin) {
+    for comparison in results.compare("fast", &Receivers) {
         let here = |cell: &Cell, other: &str| {
             cell.outer() == &comparison.cell.0[..] && cell.get("other") == other
         };

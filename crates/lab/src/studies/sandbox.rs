@@ -93,7 +93,7 @@ impl Study for Sandbox {
 
 /// Judges the rates of floods; an interval with the least in it cannot tell.
 fn kept(results: &Results) -> Option<Verdict> {
-    let compared = results.compare("delivered", FACTS.margin).into_iter();
+    let compared = results.compare("delivered", &Sandbox).into_iter();
     let floods: Vec<_> = compared.filter(|of| of.cell.get("traffic") == FLOOD).collect();
     let words = |of: &Comparison| {
         let ratio = of.ratio?;
@@ -117,7 +117,7 @@ fn kept(results: &Results) -> Option<Verdict> {
 
 fn table(results: &Results, title: &str, measure: &str) -> Option<Part> {
     let mut rows = Vec::new();
-    for comparison in results.compare(measure, FACTS.margin) {
+    for comparison in results.compare(measure, &Sandbox) {
         let of = |sandbox: &str| {
             let here = |cell: &Cell| {
                 cell.outer() == &comparison.cell.0[..] && cell.get("sandbox") == sandbox

@@ -27,8 +27,6 @@ const QUIET_RATE: u32 = 10_000;
 /// In a skewed load, one of this number of clients floods: with 2, 4 or 8 workers, placement by
 /// number puts all floods on one worker.
 const FLOODS_EACH: usize = 8;
-/// Least of Jain's index of what guests got, as the median of a cell, with which a speed-up counts.
-const JAIN_LEAST: f64 = 0.95;
 /// `gen`'s mode for a guest.
 const SINK: &str = "sink";
 /// Traffic before the window.
@@ -190,6 +188,11 @@ impl Study for Threads {
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         judge(results)
+    }
+
+    fn is_speed_up(&self, cell: &Cell, base: &Cell, measure: &str) -> bool {
+        let rates = ["frames", "throughput", "frames_per_cpu_s", "capacity"];
+        cell.get("workers") != base.get("workers") && rates.contains(&measure)
     }
 }
 

@@ -387,6 +387,11 @@ mod tests {
         wrong(&format!("3<!--= {COPIES} weather=fine -->"), "no axis 'weather'");
         wrong(&format!("3<!--= {COPIES} variant=before sheep -->"), "no 'sheep' of mode=bridge");
         wrong("3<!--= lab-of-nobody x -->", "lab-of-nobody");
+        wrong(
+            "1.78<!--= lab-threads-trunk size=1500 placement=balanced workers=2 over workers=1 \
+             frames -->",
+            "no speed-up: Jain's index 0.912",
+        );
         wrong("3<!--= lab-copies", "does not end");
     }
 }

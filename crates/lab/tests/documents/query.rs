@@ -180,10 +180,11 @@ impl Query {
     /// The original's results, judged as in the report.
     fn claims(&self, results: &Results) -> Result<Vec<f64>, String> {
         let study = studies::of(&results.plan, studies::ALL).map_err(|error| error.to_string())?;
-        let found = claims::judge(results, study.claims(&results.plan));
+        let found = claims::judge(results, study, study.claims(&results.plan));
         let count = |state| found.iter().filter(|finding| finding.state == state).count() as f64;
-        if found.is_empty() || count(State::TooFew) > 0.0 {
-            return Err(format!("{}: no results of an original, or too few pairs", self.folder));
+        if found.is_empty() || count(State::TooFew) + count(State::Uneven) > 0.0 {
+            let none = "no results of an original, too few pairs, or guests served unevenly";
+            return Err(format!("{}: {none}", self.folder));
         }
         let states = [State::Confirmed, State::Refuted, State::NotConfirmed].map(count);
         Ok([&[states.iter().sum()], &states[..]].concat())
@@ -220,6 +221,13 @@ impl Query {
         let base = |of: &Cell| {
             self.over.iter().fold(of.clone(), |cell, (axis, value)| cell.with(axis, value))
         };
+        let study = studies::of(&results.plan, studies::ALL).map_err(|error| error.to_string())?;
+        for of in results.cells().into_iter().filter(|of| is_of(of, cell)) {
+            if let Some(jain) = results.uneven(study, of, &base(of), &self.measure) {
+                let why = format!("Jain's index {jain:.3} of what guests got");
+                return Err(format!("{}: {of}: no speed-up: {why}", self.folder));
+            }
+        }
         let found = results.ratio_of(|of| is_of(of, cell), base, &self.measure);
         found.ok_or_else(|| format!("{}: no pairs of '{}' with that", self.folder, self.measure))
     }

@@ -196,25 +196,21 @@ impl<'a> Load<'a> {
     /// Speed-up of a number of workers over one.
     fn speed_up(&self, placement: &str, workers: &str, measure: &str) -> Option<Comparison> {
         let cell = self.cell(placement, workers);
-        let mut all = self.results.compare(measure, super::FACTS.margin).into_iter();
+        let mut all = self.results.compare(measure, &super::Threads).into_iter();
         all.find(|c| c.cell.0 == cell.outer() && c.value == workers && c.base == "1")
     }
 
-    /// Why a speed-up of that cell says nothing, if so: workers that serve some guests less than
-    /// others do other work.
+    /// Why a speed-up of that cell says nothing, if so.
     fn uneven(&self, placement: &str, workers: &str) -> Option<String> {
-        let both = [workers, "1"].into_iter();
-        let least = both.filter_map(|n| self.median(placement, n, "jain")).reduce(f64::min)?;
-        (least < super::JAIN_LEAST).then(|| format!("uneven: Jain's index {least:.2}"))
+        let [cell, one] = [workers, "1"].map(|n| self.cell(placement, n));
+        let least = self.results.uneven(&super::Threads, &cell, &one, "frames")?;
+        Some(format!("uneven: Jain's index {least:.2}"))
     }
 
     fn speed_up_points(&self, placement: &str) -> Vec<Point> {
         let one = self.median(placement, "1", "frames");
         let one = one.map(|_| Point::at(1.0, 1.0));
-        let even = axis(self.results, "workers")
-            .iter()
-            .filter(|workers| self.uneven(placement, workers).is_none());
-        let more = even.filter_map(|workers| {
+        let more = axis(self.results, "workers").iter().filter_map(|workers| {
             let found = self.speed_up(placement, workers, "frames")?.ratio?;
             Some(Point::of(workers.parse().ok()?, found))
         });

@@ -3,10 +3,11 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
+use crate::claims::{self, State};
 use crate::machine::Machine;
 use crate::report::{Table, Value};
 use crate::stats::paired::Estimate;
-use crate::store::Done;
+use crate::store::{Comparison, Done, Outcome};
 
 /// Runs as a machine with so many CPUs of each kind would have made them.
 struct Made {
@@ -149,6 +150,31 @@ fn a_speed_up_of_unequal_guests_is_none() {
     let shown = |size| row(&speed_ups, &["even", size, "group", "2"])[at].clone();
     assert_eq!(shown("60"), Value::Missing("uneven: Jain's index 0.94".into()));
     assert!(!matches!(shown("1500"), Value::Missing(_)));
+    // The same in all comparisons, for measures of speed, and in claims.
+    let compared = |measure, placement: &str, size: &str| {
+        let all = made.results.compare(measure, &Threads).into_iter();
+        let of =
+            |c: &Comparison| (c.cell.get("placement"), c.cell.get("size")) == (placement, size);
+        all.filter(|c| c.cell.get("load") == "even").find(of).unwrap()
+    };
+    for measure in ["frames", "throughput", "frames_per_cpu_s", "capacity"] {
+        let found = compared(measure, "group", "60");
+        assert_eq!((found.outcome, found.ratio), (Outcome::Uneven, None), "{measure}");
+        assert_ne!(compared(measure, "group", "1500").outcome, Outcome::Uneven, "{measure}");
+    }
+    assert_eq!(compared("frames", "balanced", "60").outcome, Outcome::More);
+    assert_ne!(compared("jain", "group", "60").outcome, Outcome::Uneven);
+    let claim = |placement: &str| {
+        let cells = made.results.cells().into_iter();
+        let wanted = [("load", "even"), ("size", "60"), ("placement", placement), ("workers", "2")];
+        let mut of_it = cells.filter(|c| wanted.iter().all(|(axis, value)| c.get(axis) == *value));
+        let cell = of_it.next().unwrap().clone();
+        let pair = [cell.clone(), cell.with("workers", "1")];
+        Claim::of_ratio("it".into(), pair, "frames", 1.92, FACTS.margin)
+    };
+    let found = claims::judge(&made.results, &Threads, vec![claim("group"), claim("balanced")]);
+    assert_eq!((found[0].state, found[0].ratio), (State::Uneven, None));
+    assert_eq!(found[1].state, State::Confirmed);
 }
 
 #[test]
