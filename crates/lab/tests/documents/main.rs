@@ -110,6 +110,30 @@ fn figures_are_those_of_the_runs() {
     assert_eq!(checker.without_noise(), [""; 0]);
 }
 
+/// How long the five studies take is in the document as `lab list` prints it, on two CPUs.
+#[test]
+fn times_of_studies_are_those_of_the_list() {
+    let list = pvswitch_lab::list(studies::ALL, false);
+    let text = std::fs::read_to_string(root().join("docs/studies.md")).unwrap();
+    for study in &studies::ALL[..5] {
+        let name = study.facts().name;
+        // With more CPUs it has more cells.
+        if name == "threads" && std::thread::available_parallelism().unwrap().get() != 2 {
+            println!("skipped: the time of 'threads' is of two CPUs");
+            continue;
+        }
+        let mut lines = list.lines().skip_while(|line| !line.starts_with(name));
+        let times = lines.find_map(|line| line.trim().strip_prefix("--smallest ")).unwrap();
+        let times: Vec<&str> = times.split(", ").collect();
+        let words = ["", "--quick ", "default ", "--full "];
+        let times: Vec<&str> =
+            times.iter().zip(words).map(|(time, word)| time.strip_prefix(word).unwrap()).collect();
+        let row = text.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
+        let cells: Vec<&str> = row.split('|').skip(2).map(str::trim).take(4).collect();
+        assert_eq!(cells, times, "docs/studies.md: {name}");
+    }
+}
+
 /// `docs/pictures/FOLDER/NAME.svg` is the plot of that name in the report of that folder.
 #[test]
 fn pictures_are_those_of_the_report() {
