@@ -2,6 +2,8 @@
 //! Each step shows its time and the CPU time of its processes.
 //! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
+//! `cargo xtask ci weekly`: the long forms, one after another, and a table of them at the end.
+//!
 //! Two steps at a time: those `beside` the others, one after another, build in release form.
 //!
 //! No step reads input. With `CI` set in the environment, a step that exceeds its time limit is
@@ -14,6 +16,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+mod weekly;
 
 /// One step.
 struct Step {
@@ -151,11 +155,12 @@ struct Outcome {
     counts: Counts,
     /// Lines that name its failed rigs, studies or tests.
     parts: Vec<String>,
+    took: Duration,
 }
 
 impl From<Counts> for Outcome {
     fn from(counts: Counts) -> Self {
-        Self { counts, parts: Vec::new() }
+        Self { counts, parts: Vec::new(), took: Duration::ZERO }
     }
 }
 
@@ -192,18 +197,23 @@ impl Counts {
     }
 }
 
-/// Names of all steps.
-pub fn names() -> Vec<&'static str> {
-    STEPS.iter().map(|step| step.name).collect()
+/// Names of all steps, and of those of the weekly form.
+pub fn names() -> [Vec<&'static str>; 2] {
+    [&STEPS[..], &weekly::STEPS].map(|steps| steps.iter().map(|step| step.name).collect())
 }
 
-/// Runs the steps `wanted`, or all; returns whether all passed.
+/// Runs the steps named, or all, after `weekly` those of the weekly form; returns whether all
+/// passed.
 ///
 /// # Errors
 /// A step that does not exist.
-pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
-    if let Some(unknown) = wanted.iter().find(|name| !names().contains(&name.as_str())) {
-        return Err(format!("no step '{unknown}'; there are: {}", names().join(", ")));
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let [usual, long] = names();
+    let is_weekly = arguments.first().is_some_and(|word| word == "weekly");
+    let wanted = &arguments[usize::from(is_weekly)..];
+    let (steps, known) = if is_weekly { (&weekly::STEPS[..], long) } else { (&STEPS[..], usual) };
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(format!("no step '{unknown}'; there are: {}", known.join(", ")));
     }
     let begun = Instant::now();
     let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
@@ -211,7 +221,7 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let mut failures = Vec::new();
     let run_those = |beside: bool| -> Vec<(&str, Outcome)> {
         let wanted = |s: &&Step| wanted.is_empty() || wanted.iter().any(|name| name == s.name);
-        let steps = STEPS.iter().filter(|step| step.beside == beside).filter(wanted);
+        let steps = steps.iter().filter(|step| step.beside == beside).filter(wanted);
         steps.map(|step| (step.name, step.run(root, limited))).collect()
     };
     let outcomes = std::thread::scope(|scope| {
@@ -220,6 +230,9 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
         outcomes.extend(beside.join().expect("it does not panic"));
         outcomes
     });
+    if is_weekly {
+        println!("{}", weekly::table(&outcomes));
+    }
     for (name, outcome) in outcomes {
         if outcome.counts.failed > 0 {
             failures.push((name, outcome.parts));
@@ -259,7 +272,8 @@ impl Step {
             Kind::Quiet | Kind::Tests => self.capture(root, limited, &mut cpu),
         };
         let (took, cpu) = (begun.elapsed().as_secs_f64(), cpu.as_secs());
-        let (outcome, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
+        let (mut outcome, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
+        outcome.took = begun.elapsed();
         let verdict = if outcome.counts.failed > 0 { "FAILED" } else { "ok" };
         println!("   {:8} {verdict} in {took:.1} s, {cpu} s of CPU {words}", self.name);
         outcome
@@ -311,7 +325,7 @@ impl Step {
                     println!("   {line}");
                 }
                 let parts = if self.kind == Kind::Tests { failed_tests(&text) } else { Vec::new() };
-                Ok((Outcome { counts: FAILED, parts }, why(ended)))
+                Ok((Outcome { parts, ..FAILED.into() }, why(ended)))
             }
         }
     }
@@ -355,7 +369,7 @@ impl Step {
                 counts.filter(|n| matches!(&ended, Ok(s) if s.success()) || n.failed > 0)
             {
                 let words = format!("({}/{}/{})", n.passed, n.failed, n.skipped);
-                return Ok((Outcome { counts: n, parts }, words));
+                return Ok((Outcome { parts, ..n.into() }, words));
             }
         }
         Err(why(ended))
@@ -551,7 +565,13 @@ mod tests {
 
     #[test]
     fn unknown_steps_are_rejected() {
-        let error = run(Path::new("."), &["fmd".into()]).unwrap_err();
-        assert!(error.contains("no step 'fmd'") && error.contains("fmt"), "{error}");
+        let error = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+            run(Path::new("."), &words).unwrap_err()
+        };
+        let usual = error(&["fmd"]);
+        assert!(usual.contains("no step 'fmd'") && usual.contains("fmt"), "{usual}");
+        let weekly = error(&["weekly", "fmt"]);
+        assert!(weekly.contains("no step 'fmt'") && weekly.contains("soak"), "{weekly}");
     }
 }

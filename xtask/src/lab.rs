@@ -1,5 +1,6 @@
 //! `cargo xtask lab`: runs every study in its smallest form, judged by counts, with the programs
-//! that the tests use. The last line counts studies: `N passed, N failed, N skipped`. Results
+//! that the tests use; with `--default`, those named in the form that has no name, for its time.
+//! The last line counts studies: `N passed, N failed, N skipped`. Results
 //! remain in `target/lab/STUDY`.
 
 use std::fs::File;
@@ -24,11 +25,34 @@ enum Verdict {
     Skipped(String),
 }
 
+/// Time limit of one study, and of all, in its default form: those that are named, such as `soak`.
+const DEFAULT_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// A form of studies.
+struct Form {
+    /// What `lab run` takes for it.
+    word: Option<&'static str>,
+    /// Time limit of one study.
+    study_max: Duration,
+    /// Time limit of all studies.
+    all_max: Duration,
+}
+
+const SMALLEST: Form = Form { word: Some("--smallest"), study_max: STUDY_MAX, all_max: ALL_MAX };
+const DEFAULT: Form = Form { word: None, study_max: DEFAULT_MAX, all_max: DEFAULT_MAX };
+
 /// Runs every study, or those named; returns whether none failed.
 ///
 /// # Errors
-/// The program cannot be built or started, or a study is unknown.
-pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
+/// The program cannot be built or started, or a study is unknown, or none is named in default form.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let (form, wanted) = match arguments {
+        [word, names @ ..] if word == "--default" => (&DEFAULT, names),
+        names => (&SMALLEST, names),
+    };
+    if form.word.is_none() && wanted.is_empty() {
+        return Err("--default: name the studies; all of them take a day".into());
+    }
     let program = crate::test::program(root, "pvswitch")?;
     crate::test::program(root, "pvswitch-lab")?;
     let begun = Instant::now();
@@ -45,11 +69,11 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     for study in studies.iter().filter(|name| wanted.is_empty() || wanted.contains(name)) {
         println!("== {study}");
         let started = Instant::now();
-        let left = ALL_MAX.saturating_sub(begun.elapsed());
+        let left = form.all_max.saturating_sub(begun.elapsed());
         let verdict = if left.is_zero() {
             Verdict::Failed("not started: the time limit of all studies is exceeded".into())
         } else {
-            one(root, &program, study, STUDY_MAX.min(left))?
+            one(root, &program, study, form, form.study_max.min(left))?
         };
         let took = started.elapsed().as_secs_f64();
         match verdict {
@@ -85,7 +109,13 @@ fn names(list: &str) -> Vec<String> {
 }
 
 /// Runs one study from the start, in at most `limit`.
-fn one(root: &Path, program: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
+fn one(
+    root: &Path,
+    program: &Path,
+    study: &str,
+    form: &Form,
+    limit: Duration,
+) -> Result<Verdict, String> {
     let out = Path::new("target/lab").join(study);
     let log = root.join("target/lab").join(study).with_extension("log");
     let of_log = |error: std::io::Error| format!("{}: {error}", log.display());
@@ -97,7 +127,7 @@ fn one(root: &Path, program: &Path, study: &str, limit: Duration) -> Result<Verd
     }
     let file = File::create(&log).map_err(of_log)?;
     let mut command = lab(program, root);
-    command.args(["run", study, "--smallest", "--assert", "--out"]).arg(&out);
+    command.args(["run", study]).args(form.word).args(["--assert", "--out"]).arg(&out);
     let ended = wait(command.stdout(file.try_clone().map_err(of_log)?).stderr(file), limit)?;
     let text = String::from_utf8_lossy(&std::fs::read(&log).map_err(of_log)?).into_owned();
     let verdict = judge(&text, ended);

@@ -25,10 +25,13 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree beside a commit's
-       cargo xtask ci [STEP...]    runs all steps of CI, or those named
+       cargo xtask ci [weekly] [STEP...]
+                                   runs all steps of CI, or those named; of its weekly form
        cargo xtask counts [--write | --baseline FILE]
                                    compares instructions of each frame with the baseline
-       cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
+       cargo xtask lab [--default] [STUDY...]
+                                   runs all studies in their smallest form, or those named;
+                                   or those named in their default form
        cargo xtask fuzz [--runs N] [TARGET...]
                                    runs fuzz targets, guided by coverage, and keeps what is new
        cargo xtask sanitize [miri] [thread]
@@ -83,7 +86,8 @@ fn main() -> ExitCode {
         }),
         ["settings"] => settings(&root).map(|()| true),
         _ => {
-            eprintln!("{USAGE}\nsteps of ci: {}", ci::names().join(" "));
+            let [usual, weekly] = ci::names().map(|names| names.join(" "));
+            eprintln!("{USAGE}\nsteps of ci: {usual}\nof ci weekly: {weekly}");
             return ExitCode::from(2);
         }
     };
