@@ -206,6 +206,11 @@ impl VirtioEgress {
         Ok(self.taken.chains.len() - had)
     }
 
+    /// A frame does not fit the chains at hand.
+    fn record_short(&mut self) {
+        self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
+    }
+
     /// Drops the chains taken and not used.
     fn forget_all(&mut self) {
         self.taken.clear();
@@ -370,7 +375,7 @@ impl VirtioEgress {
         match self.deliver(head, body, frame.len, &frame.hdr, batch) {
             Ok(false) => {
                 self.stats.full.add(1);
-                self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
+                self.record_short();
                 Ok(false)
             }
             Err(_) if !first => Ok(false),
@@ -640,7 +645,11 @@ impl Egress for VirtioEgress {
             return Ok(true);
         }
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
-        self.deliver(head, Body { segs: body, skip: 0, pick: 0 }, len, hdr, None)
+        let fits = self.deliver(head, Body { segs: body, skip: 0, pick: 0 }, len, hdr, None)?;
+        if !fits {
+            self.record_short();
+        }
+        Ok(fits)
     }
 
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
@@ -664,7 +673,7 @@ impl Egress for VirtioEgress {
         if self.has_all() {
             return Ok(limit);
         }
-        self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
+        self.record_short();
         Ok(frames.min(limit))
     }
 

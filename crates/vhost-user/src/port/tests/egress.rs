@@ -493,5 +493,20 @@ fn room_for_the_shorter_of_two_held_frames_is_reported_before_sleep() {
     assert_eq!(rx.one(vec![1; 250]), 1);
 }
 
+/// The rest of a frame in segments: its buffers came while those before were published.
+#[test]
+fn room_for_the_next_segment_is_reported_before_sleep() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        (0..2).for_each(|_| rx.post(&[100]));
+        assert_eq!(rx.egress.room(60, 1), Ok(1));
+        let mut put = || rx.egress.put_parts(&frame(60, 1), &[], &VnetHdr::NONE);
+        assert_eq!([put(), put(), put()], [Ok(true), Ok(true), Ok(false)]);
+        (0..2).for_each(|_| rx.post(&[100]));
+        rx.egress.flush();
+        assert!(!rx.egress.arm(), "it fits now: {features:?}");
+    }
+}
+
 mod direct;
 pub(super) mod granted;
