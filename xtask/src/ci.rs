@@ -72,7 +72,8 @@ const STEPS: [Step; 16] = [
     step(
         "loom",
         20,
-        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
+        "cargo test -p pvswitch-ring -p pvswitch-vhost-user --test loom* --release \
+            --target-dir target/loom",
         &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
         "crates/ring/tests/loom.rs",
         Kind::Tests,

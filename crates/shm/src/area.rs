@@ -304,7 +304,13 @@ mod modelled {
     /// which fails when two sides access a word without order by a sync word. Clones are views of
     /// the same memory, one for each side.
     #[derive(Clone)]
-    pub struct Area(Arc<Bank>);
+    pub struct Area {
+        bank: Arc<Bank>,
+        _mapping: Option<Arc<Mapping>>,
+    }
+
+    /// Areas in place of memory, by file and offset.
+    static PLACED: Mutex<BTreeMap<(u64, usize), Arc<Bank>>> = Mutex::new(BTreeMap::new());
 
     struct Bank {
         sync: BTreeMap<usize, AtomicU16>,
@@ -340,14 +346,14 @@ mod modelled {
         ($load:ident, $store:ident, $words:ident, $int:ty) => {
             /// Loads a sync word.
             pub fn $load(&self, offset: usize, order: Ordering) -> $int {
-                self.0.$words[&offset].load(order)
+                self.bank.$words[&offset].load(order)
             }
 
             /// Stores a sync word.
             pub fn $store(&self, offset: usize, value: $int, order: Ordering) {
                 let end = offset + size_of::<$int>();
-                self.0.data.lock().unwrap()[offset..end].copy_from_slice(&value.to_le_bytes());
-                self.0.$words[&offset].store(value, order);
+                self.bank.data.lock().unwrap()[offset..end].copy_from_slice(&value.to_le_bytes());
+                self.bank.$words[&offset].store(value, order);
             }
         };
     }
@@ -380,14 +386,28 @@ mod modelled {
     }
 
     impl Area {
-        /// Guest memory does not exist in a model; use [`Area::modelled`].
-        pub fn new(_: &GuestMemory, _: u64, _: usize) -> Option<Self> {
+        /// The area that was [placed](Self::place) at guest address `addr`, which stays mapped as
+        /// long as this value lives.
+        pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
+            let (mapping, offset) = memory.find(addr, len as u64)?;
+            let placed = PLACED.lock().unwrap();
+            let bank = placed.get(&(mapping.file(), offset))?;
+            Some(Self { bank: Arc::clone(bank), _mapping: Some(Arc::clone(mapping)) })
+        }
+
+        /// Returns `None`; use [`Area::modelled`].
+        pub fn of(_: &Arc<Mapping>, _: usize, _: usize) -> Option<Self> {
             None
         }
 
-        /// Returns `None`: mappings do not exist in a model; use [`Area::modelled`].
-        pub fn of(_: &Arc<Mapping>, _: usize, _: usize) -> Option<Self> {
-            None
+        /// Puts this area in place of the memory at `offset` of the file of a mapping, in all
+        /// mappings of it.
+        pub fn place(&self, mapping: &Mapping, offset: usize) {
+            PLACED.lock().unwrap().insert((mapping.file(), offset), Arc::clone(&self.bank));
+        }
+
+        fn unmapped(bank: Bank) -> Self {
+            Self { bank: Arc::new(bank), _mapping: None }
         }
 
         /// An area of `len` zeroed bytes whose sync words, of 16 bits, are at the offsets `sync`.
@@ -403,7 +423,8 @@ mod modelled {
             let sync_u8 = u8s.iter().map(|o| (*o, AtomicU8::new(0))).collect();
             let races = (0..len.div_ceil(2)).map(|_| UnsafeCell::new(())).collect();
             let data = Mutex::new(vec![0; len]);
-            Self(Arc::new(Bank { sync, sync_u32, sync_u8, log: Vec::new(), data, races }))
+            let log = Vec::new();
+            Self::unmapped(Bank { sync, sync_u32, sync_u8, log, data, races })
         }
 
         /// An area of zeroed sync words of 64 bits: a dirty log.
@@ -411,27 +432,28 @@ mod modelled {
             let log = (0..words).map(|_| AtomicU64::new(0)).collect();
             let (sync, sync_u32, sync_u8) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
             let data = Mutex::new(vec![0; words * 8]);
-            Self(Arc::new(Bank { sync, sync_u32, sync_u8, log, data, races: Vec::new() }))
+            let races = Vec::new();
+            Self::unmapped(Bank { sync, sync_u32, sync_u8, log, data, races })
         }
 
         /// Loads a word of a dirty log.
         pub fn load_log(&self, offset: usize) -> u64 {
-            self.0.log[offset / 8].load(Ordering::Relaxed)
+            self.bank.log[offset / 8].load(Ordering::Relaxed)
         }
 
         /// Sets bits of a word of a dirty log; returns its bits before.
         pub fn sync_or_u64(&self, offset: usize, bits: u64, order: Ordering) -> u64 {
-            self.0.log[offset / 8].fetch_or(bits, order)
+            self.bank.log[offset / 8].fetch_or(bits, order)
         }
 
         /// Takes the bits of a word of a dirty log, as the front-end does at each pass.
         pub fn take_log(&self, offset: usize, order: Ordering) -> u64 {
-            self.0.log[offset / 8].swap(0, order)
+            self.bank.log[offset / 8].swap(0, order)
         }
 
         /// Length in bytes.
         pub fn len(&self) -> usize {
-            self.0.data.lock().unwrap().len()
+            self.bank.data.lock().unwrap().len()
         }
 
         /// Whether the length is 0.
@@ -441,7 +463,7 @@ mod modelled {
 
         /// Whether the two bytes at `offset` are a sync word, or in one.
         fn is_sync(&self, offset: usize) -> bool {
-            let Bank { sync, sync_u32, sync_u8, .. } = &*self.0;
+            let Bank { sync, sync_u32, sync_u8, .. } = &*self.bank;
             sync.contains_key(&offset)
                 || sync_u32.contains_key(&offset)
                 || offset.checked_sub(2).is_some_and(|o| sync_u32.contains_key(&o))
@@ -452,18 +474,18 @@ mod modelled {
         /// The cells of the data words in a range; sync words order themselves.
         fn cells(&self, offset: usize, len: usize) -> impl Iterator<Item = &UnsafeCell<()>> {
             let words = (offset..offset + len).step_by(2);
-            words.filter(|o| !self.is_sync(*o)).map(|o| &self.0.races[o / 2])
+            words.filter(|o| !self.is_sync(*o)).map(|o| &self.bank.races[o / 2])
         }
 
         fn get<const N: usize>(&self, offset: usize) -> [u8; N] {
             self.cells(offset, N).for_each(|cell| cell.with(|_| ()));
-            let data = self.0.data.lock().unwrap();
+            let data = self.bank.data.lock().unwrap();
             data[offset..offset + N].try_into().unwrap()
         }
 
         fn set(&self, offset: usize, bytes: &[u8]) {
             self.cells(offset, bytes.len()).for_each(|cell| cell.with_mut(|_| ()));
-            self.0.data.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
+            self.bank.data.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
 
         words!(load_u16, store_u16, u16);
@@ -474,14 +496,15 @@ mod modelled {
 
         /// Loads a sync word of 16 bits.
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
-            self.0.sync[&offset].load(order)
+            self.bank.sync[&offset].load(order)
         }
 
         /// Stores a sync word of 16 bits. A sync word may also be read as data, together with its
         /// neighbours, when another sync word orders the read.
         pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
-            self.0.data.lock().unwrap()[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
-            self.0.sync[&offset].store(value, order);
+            self.bank.data.lock().unwrap()[offset..offset + 2]
+                .copy_from_slice(&value.to_le_bytes());
+            self.bank.sync[&offset].store(value, order);
         }
 
         /// Loads consecutive words of 16 bits.

@@ -66,7 +66,9 @@ static SPARE: [AtomicUsize; SPARES] = [const { AtomicUsize::new(0) }; SPARES];
 #[cfg(not(loom))]
 static ROOT: Published<Node> = Published::new();
 #[cfg(loom)]
-static ROOT: std::sync::LazyLock<Published<Node>> = std::sync::LazyLock::new(Published::new);
+loom::lazy_static! {
+    static ref ROOT: Published<Node> = Published::new();
+}
 /// Whether the guard's resources are allocated.
 static READY: Mutex<bool> = Mutex::new(false);
 
@@ -229,7 +231,10 @@ pub(crate) fn watch(start: usize, len: usize) -> Watched {
 /// Unregisters the mapping at `start`, which is still mapped but no longer accessed. False: its
 /// substitute still holds what was written to it.
 pub(crate) fn forget(start: usize, len: usize, watched: &Watched) -> bool {
-    ROOT.update(|tree| without(tree, start));
+    // After a model has failed, nothing is modelled any more.
+    if !cfg!(loom) || !std::thread::panicking() {
+        ROOT.update(|tree| without(tree, start));
+    }
     // Free memory and data before the address can be reused.
     !watched.is_lost() || sys::punch(SUBSTITUTE.load(Ordering::Acquire), start, len).is_ok()
 }

@@ -27,6 +27,9 @@ pub struct Mapping {
     fd: Option<OwnedFd>,
     /// Called before and after it is unmapped.
     ending: [Option<Box<dyn FnOnce() + Send + Sync>>; 2],
+    /// Its file, by which a model finds the words in it.
+    #[cfg(loom)]
+    file: u64,
 }
 
 // SAFETY: the mapping is plain memory; every access to it goes through atomics or raw copies that
@@ -92,7 +95,16 @@ impl Mapping {
     pub fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
         let len = Self::len_for(fd, offset, len)?;
         let (at, watched) = sys::map(fd, 0, len, Access::Write)?;
-        Ok(Self { at, len, access: Access::Write, watched, fd: None, ending: [None, None] })
+        Ok(Self {
+            at,
+            len,
+            access: Access::Write,
+            watched,
+            fd: None,
+            ending: [None, None],
+            #[cfg(loom)]
+            file: sys::inode(fd),
+        })
     }
 
     /// Number of bytes that [`new`](Self::new) maps for the same range, for accounting before the
@@ -129,7 +141,22 @@ impl Mapping {
         let bytes = usize::try_from(len).ok().filter(|l| isize::try_from(*l).is_ok());
         let bytes = bytes.ok_or_else(bad)?;
         let (at, watched) = sys::map(fd, offset, bytes, access)?;
-        Ok(Self { at, len: bytes, access, watched, fd: None, ending: [None, None] })
+        Ok(Self {
+            at,
+            len: bytes,
+            access,
+            watched,
+            fd: None,
+            ending: [None, None],
+            #[cfg(loom)]
+            file: sys::inode(fd),
+        })
+    }
+
+    /// The inode of its file.
+    #[cfg(loom)]
+    pub(crate) fn file(&self) -> u64 {
+        self.file
     }
 
     /// Calls `then` after the memory is unmapped, when its last owner drops it.

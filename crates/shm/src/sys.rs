@@ -196,3 +196,12 @@ pub(crate) fn file_size(fd: BorrowedFd<'_>) -> io::Result<(Option<u64>, u64)> {
     let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
     Ok((regular.then(|| u64::try_from(stat.st_size).unwrap_or(0)), block))
 }
+
+/// The inode of a file of a model.
+#[cfg(loom)]
+pub(crate) fn inode(fd: BorrowedFd<'_>) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+
+    let file = std::fs::File::from(fd.try_clone_to_owned().unwrap());
+    file.metadata().unwrap().ino()
+}

@@ -26,10 +26,9 @@ mod flap;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use shm::sync::{AtomicU64, Ordering};
+use shm::sync::{AtomicU64, MutexGuard, Ordering};
 
 use self::entry::{Value, Words};
 use self::flap::{Claim, Moves};

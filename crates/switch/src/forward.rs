@@ -27,8 +27,10 @@ mod tenants;
 mod wire;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+
+use shm::sync::Mutex;
 
 use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};

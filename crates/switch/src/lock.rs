@@ -1,7 +1,9 @@
 //! Locks that count how often a thread had to wait for them: workers do not slow each other down if
 //! that is rare.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
+
+use shm::sync::{Mutex, MutexGuard};
 
 use crate::stats::Counter;
 

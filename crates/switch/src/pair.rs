@@ -1,6 +1,8 @@
 //! Queue pair of a guest.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use shm::sync::Mutex;
 
 use crate::forward::EgressQueue;
 use crate::port::Egress;

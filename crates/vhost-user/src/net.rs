@@ -4,10 +4,11 @@
 //! (our ingress); virtio 1.3, 5.1.2. Rings beyond the last pair (a control queue that a front-end
 //! passes on) are accepted and not served.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use ring::virtq::{DeviceQueue, LayoutError, RingLog};
 use shm::GuestMemory;
+use shm::sync::{Mutex, MutexGuard};
 use switch::frame::FRAME_LEN_MAX;
 use switch::vnet::Offloads;
 

@@ -36,7 +36,7 @@ impl Senders<'_> {
 }
 
 impl EgressQueue {
-    fn held(&self) -> std::sync::MutexGuard<'_, Hold> {
+    fn held(&self) -> shm::sync::MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

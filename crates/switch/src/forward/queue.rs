@@ -1,7 +1,9 @@
 //! An egress queue shared by all workers: its lock, counters, and call policy.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use shm::sync::{Mutex, MutexGuard};
 
 use super::Port;
 use super::slow::LongDeliveries;

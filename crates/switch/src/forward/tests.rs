@@ -1,10 +1,10 @@
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 
 use proptest::prelude::*;
 use shm::Seg;
+use shm::sync::MutexGuard;
 
 use super::*;
 use crate::direct::Direct;

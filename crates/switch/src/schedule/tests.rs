@@ -8,8 +8,10 @@ mod short_way;
 mod sleep;
 mod slow;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard};
+
+use shm::sync::{Mutex, MutexGuard};
 
 use super::*;
 use crate::direct::Direct;

@@ -1,7 +1,8 @@
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Mutex, atomic::Ordering};
 
 use shm::Seg;
+use shm::sync::Mutex;
 
 use super::*;
 use crate::direct::{Direct, DirectFrame, Lent};
