@@ -173,7 +173,7 @@ fn captures(switch: &Switch, port: &str, to: &str) {
 
 const ADDED: &str = "n";
 
-/// A switch with a file, ports `a` and `b` in use, and a free one `c`; and the file with one more.
+/// A switch with a file, ports `a` and `b` in use, and a free one `c`; and the file with two more.
 fn with_file(dir: &Dir, args: &[&str]) -> (Switch, Bystanders, Box<dyn Fn(bool)>) {
     with_file_and(dir, args, &[])
 }
@@ -189,7 +189,7 @@ fn with_file_and(
         format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{}\"\n", dir.text(name))
     };
     let few: String = ["a", "b", "c"].map(port).concat();
-    let more = format!("{few}{}", port(ADDED));
+    let more = format!("{few}{}{}", port(ADDED), port("n2"));
     let name = file.display().to_string();
     let write = move |is_more| std::fs::write(&file, if is_more { &more } else { &few }).unwrap();
     write(false);
@@ -389,6 +389,11 @@ fn nothing_that_is_asked_without_memory_costs_a_connection() {
     pair.end();
 }
 
+/// As the number of an allocation: the first on a call path of which none has failed.
+const NEW_PATH: u64 = u64::MAX;
+/// As a process: the next one that starts.
+const NEXT: u64 = u64::MAX;
+
 /// An allocator of which one call fails (`failing_malloc.c`).
 struct FailingMalloc {
     library: PathBuf,
@@ -400,7 +405,7 @@ impl FailingMalloc {
     fn build(dir: &Dir) -> Option<Self> {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_malloc.c");
         let (library, file) = (dir.path("malloc.so"), dir.path("malloc"));
-        std::fs::write(&file, [0; 16]).unwrap();
+        std::fs::write(&file, [0; 16 + (8 << 16)]).unwrap();
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library);
         match cc.arg(source).output() {
@@ -419,11 +424,11 @@ impl FailingMalloc {
         [("LD_PRELOAD", &self.library), ("FAILING_MALLOC", &self.file)]
     }
 
-    /// Has the `n`th allocation of this process from now on fail; 0: none.
-    fn fail(&self, pid: u32, n: u64) {
+    /// Has the `n`th allocation of this process fail, or the first on a [`NEW_PATH`]; 0: none.
+    fn fail(&self, pid: u64, n: u64) {
         let file = File::options().write(true).open(&self.file).unwrap();
         // Not of another process in between.
-        for (value, at) in [(0, 8), (u64::from(pid), 0), (n, 8)] {
+        for (value, at) in [(0, 8), (pid, 0), (n, 8)] {
             file.write_all_at(&value.to_ne_bytes(), at).unwrap();
         }
     }
@@ -436,9 +441,15 @@ impl FailingMalloc {
     }
 }
 
-/// At each allocation of a request, or at some of them: if it fails, guests stay connected, and the
-/// request is done when it is asked again. `PVSWITCH_ALLOCATIONS=all`: at each, for minutes.
+/// If an allocation of a request fails, guests stay connected, nothing or all of the request had an
+/// effect, and it is done when it is asked again: the first, second, fourth and so on; with
+/// `PVSWITCH_ALLOCATIONS=all` the first on each call path, for most of an hour.
 fn allocations_fail(what: &str) {
+    allocations_fail_in(what, |switch| switch.pid().into());
+}
+
+/// The same in this process.
+fn allocations_fail_in(what: &str, process: fn(&Switch) -> u64) {
     let dir = Dir::new();
     let Some(malloc) = FailingMalloc::build(&dir) else { return };
     let (switch, pair, write) = with_file_and(&dir, &["--keep"], &malloc.envs());
@@ -448,26 +459,32 @@ fn allocations_fail(what: &str) {
     // A capture whose reader was killed ends later, and a port has one at a time.
     wait_for("the end of a capture", || !has_thread(&switch, "capture"));
     const MANY: u64 = 1 << 40;
-    malloc.fail(switch.pid(), MANY);
+    malloc.fail(process(&switch), MANY);
     assert!(ask(1));
     let all = MANY - malloc.left();
     malloc.fail(0, 0);
     let each = std::env::var("PVSWITCH_ALLOCATIONS").is_ok_and(|value| value == "all");
-    let (mut at, mut tried) = (1, 0);
-    while at <= all {
+    let (mut tried, mut failed, mut without) = (0, 0, 0);
+    // What is asked alternates.
+    while if each { without < 2 } else { 1 << tried <= all } {
         wait_until_settled(&switch);
-        malloc.fail(switch.pid(), at);
-        ask(at);
+        malloc.fail(process(&switch), if each { NEW_PATH } else { 1 << tried });
+        ask(tried);
         wait_for("a reply", || switch.ctl(&["show"]).status.success());
+        let is_done = malloc.left() == 0;
         malloc.fail(0, 0);
-        wait_for(what, || ask(0));
+        failed += u64::from(is_done);
+        without = if is_done { 0 } else { without + 1 };
+        let ports = names(&switch);
+        let whole = [&["a", "b", "c"][..], &["a", "b", "c", "x"], &["a", "b", "c", ADDED, "n2"]];
+        assert!(whole.iter().any(|whole| ports == *whole), "{ports:?}");
+        wait_for(what, || ask(tried));
         pair.wait_for_replies(&switch);
         switch.check_connected_once(&["a", "b"]);
         tried += 1;
-        at = if each { at + 1 } else { at * 2 };
     }
     let ended = switch.log().matches("memory allocation of ").count();
-    println!("{what}: {all} allocations, {tried} of which failed, {ended} ended the process");
+    println!("{what}: {all} allocations, {failed} of which failed, {ended} ended the process");
     assert!(ended > 0);
     pair.end();
 }
@@ -500,6 +517,11 @@ fn an_allocation_for_a_query_fails() {
 #[test]
 fn an_allocation_for_an_upgrade_fails() {
     allocations_fail("upgrade");
+}
+
+#[test]
+fn an_allocation_of_the_process_that_takes_over_fails() {
+    allocations_fail_in("upgrade", |_| NEXT);
 }
 
 #[test]

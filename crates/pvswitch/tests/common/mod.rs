@@ -56,8 +56,13 @@ pub fn pvswitch() -> Command {
 /// Waits for `what` to become true.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "timed out waiting for {what}");
+    loop {
+        // The last attempt begins after that time: the machine may have stopped during one.
+        let is_last = Instant::now() >= end;
+        if done() {
+            return;
+        }
+        assert!(!is_last, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
