@@ -36,7 +36,7 @@ use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
 use self::full::Senders;
 pub use self::full::{ArmedFull, HeldCopy};
-use self::group::Group;
+use self::group::{Group, Handled};
 use self::learn::Last;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
@@ -220,9 +220,6 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of its last frames.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
-    /// Segments of a frame that its receiver has: before `put`, of its first frame; afterwards, of
-    /// the one that did not fit.
-    part: usize,
     /// Rules of ports, if any port has some.
     tenants: Option<Arc<Tenants>>,
     /// Whether a frame of the burst has a tag, if there are rules.
@@ -271,7 +268,6 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
-            part: 0,
             tenants: None,
             has_tagged: false,
             retagged: tenants::Retagged::default(),
@@ -643,12 +639,13 @@ impl Forwarder {
         if group.floods.count_ones() < group.picks.len() as u32 {
             from.backpressure.record_destination(group.to, now);
         }
-        let (mut done, fault) = self.put_group(from, &mut to, group, burst, now);
+        let (handled, fault) = self.put_group(from, &mut to, group, burst, now);
+        let mut done = handled.frames;
         if port.active() > 1 {
             self.set_steer(port.id, to.queue.steer());
         }
         let full = done < group.picks.len();
-        let got = done + usize::from(self.part > 0);
+        let got = handled.begun();
         if got > 0
             && let Some(at) = egress.notify(&mut *to.queue, got, full, now)
         {
@@ -659,9 +656,8 @@ impl Forwarder {
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {
-            self.hold_or_drop(from, &mut to, group, done, burst, now);
+            self.hold_or_drop(from, &mut to, group, handled, burst, now);
         }
-        self.part = 0;
         drop(to);
         if is_mirrored {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
@@ -673,7 +669,7 @@ impl Forwarder {
     }
 
     /// Puts a group after the frames held for its queue, as far as its port's rate permits; makes
-    /// the frames put visible. Returns the number handled, and the fault that ended it.
+    /// the frames put visible. Returns how many were handled, and the fault that ended it.
     #[inline(always)]
     fn put_group(
         &mut self,
@@ -682,7 +678,7 @@ impl Forwarder {
         group: &mut Group,
         burst: &Burst<'_>,
         now: Instant,
-    ) -> (usize, Option<Fault>) {
+    ) -> (Handled, Option<Fault>) {
         let (port, egress) = (to.port, to.egress);
         let is_free = !egress.is_holding() || self.send_held(to, now);
         // Those beyond the port's rate are held.
@@ -693,29 +689,30 @@ impl Forwarder {
             permit = Permit::ask(port, burst, picks, now);
             later = group.picks.split_off(permit.count);
         }
-        let (done, fault) = if egress.is_slow(now) {
+        let (handled, fault) = if egress.is_slow(now) {
             self.put_slow(from, to, group, burst, now)
         } else if !is_free {
-            (0, None)
+            (Handled::default(), None)
         } else if self.slow.measures() {
             self.put_measured(from, to, group, burst, now)
         } else {
-            self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst)
+            self.put(&mut *to.queue, egress, &Senders::One(&from.stats), &group.picks, burst, 0)
         };
         to.queue.flush();
         if is_rated {
-            let picks = group.picks[..done].iter().map(|i| usize::from(*i));
+            let picks = group.picks[..handled.frames].iter().map(|i| usize::from(*i));
             permit.charge(port, burst, picks, now);
             if egress.is_slow(now) {
                 egress.stats.drops_rate.add(later.drain(..).len() as u64);
             }
             group.picks.append(&mut later);
         }
-        (done, fault)
+        (handled, fault)
     }
 
-    /// Puts `picks` in order; frames with offloads that the peer lacks go through software. Returns
-    /// the number handled, and the fault that ended it. The next one may be delivered in part.
+    /// Puts `picks` in order, the first one without the `skip` segments that the peer has; frames
+    /// with offloads that the peer lacks go through software. Returns how many were handled, and
+    /// the fault that ended it.
     fn put(
         &mut self,
         queue: &mut dyn Egress,
@@ -723,8 +720,8 @@ impl Forwarder {
         from: &Senders<'_>,
         picks: &[u16],
         burst: &Burst<'_>,
-    ) -> (usize, Option<Fault>) {
-        let mut skip = std::mem::take(&mut self.part);
+        mut skip: usize,
+    ) -> (Handled, Option<Fault>) {
         let takes = queue.offloads();
         let needs_work = |pick: &u16| {
             let i = usize::from(*pick);
@@ -733,29 +730,30 @@ impl Forwarder {
         };
         if !burst.has_offloads() && !picks.is_empty() {
             return match queue.put(burst, picks) {
-                Ok(done) => (done, None),
-                Err(fault) => (0, Some(fault)),
+                Ok(done) => (Handled::whole(done), None),
+                Err(fault) => (Handled::default(), Some(fault)),
             };
         }
-        let mut done = 0;
-        while done < picks.len() {
-            let plain = picks[done..].iter().position(needs_work).unwrap_or(picks.len() - done);
+        let mut all = Handled::default();
+        while all.frames < picks.len() {
+            let left = &picks[all.frames..];
+            let plain = left.iter().position(needs_work).unwrap_or(left.len());
             let (want, got) = if plain > 0 {
-                (plain, queue.put(burst, &picks[done..done + plain]))
+                (plain, queue.put(burst, &left[..plain]).map(Handled::whole))
             } else {
-                let put = self.put_in_software(queue, egress, from, picks[done], burst, skip);
-                (1, put.map(usize::from))
+                (1, self.put_in_software(queue, egress, from, left[0], burst, skip))
             };
             skip = 0;
-            match got {
-                Ok(n) => done += n,
-                Err(fault) => return (done, Some(fault)),
-            }
-            if got != Ok(want) {
+            let got = match got {
+                Ok(got) => got,
+                Err(fault) => return (all, Some(fault)),
+            };
+            all = Handled { frames: all.frames + got.frames, part: got.part };
+            if got.frames < want {
                 break;
             }
         }
-        (done, None)
+        (all, None)
     }
 }
 

@@ -103,7 +103,12 @@ impl Hold {
         fits
     }
 
-    /// Records how many segments of the oldest frame were delivered.
+    /// Segments of the oldest frame that were delivered.
+    pub fn part(&self) -> usize {
+        self.frames.front().map_or(0, |frame| frame.part)
+    }
+
+    /// Sets [`part`](Self::part).
     pub fn set_part(&mut self, part: usize) {
         if let Some(frame) = self.frames.front_mut() {
             frame.part = part;

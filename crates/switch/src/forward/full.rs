@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::rates::Permit;
 use super::software::len_of_part;
-use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Port, Source, Table};
+use super::{EgressQueue, Findings, Forwarder, Group, Handled, LockedQueue, Port, Source, Table};
 use crate::frame::{BURST_MAX, Burst, HEAD_LEN};
 use crate::hold::{HeldFrame, Hold, RATE_WAIT_MAX, WAIT_MAX};
 use crate::port::{Egress, Fault, QueueId};
@@ -186,20 +186,20 @@ impl Forwarder {
         most
     }
 
-    /// Handles frames of a group that did not fit, from `done` on: held by their destination, or
-    /// dropped. Under the queue's lock.
+    /// Holds the frames of a group that did not fit, those after the `handled` ones, or drops them.
+    /// Under the queue's lock.
     #[cold]
     pub(super) fn hold_or_drop(
         &mut self,
         from: &Source,
         to: &mut LockedQueue<'_>,
         group: &Group,
-        done: usize,
+        handled: Handled,
         burst: &mut Burst<'_>,
         now: Instant,
     ) {
         let egress = to.egress;
-        let mut part = std::mem::take(&mut self.part);
+        let Handled { frames: done, mut part } = handled;
         // Granted frames are copied with one call.
         burst.fetch_uncounted(group.picks[done..].iter().map(|pick| usize::from(*pick)));
         let mut hold = egress.held();
@@ -273,13 +273,13 @@ impl Forwarder {
         let fits = !waits && first.is_some_and(|len| to.queue.room(len, 1) != Ok(0));
         let (mut got, mut fault) = (0, None);
         if fits {
-            let before = hold.iter().next().map_or(0, |held| held.part);
+            let before = hold.part();
             let sent;
             (sent, fault) = self.send_oldest(to, &hold, now);
-            hold.remove(sent);
-            let part = std::mem::take(&mut self.part);
-            hold.set_part(part);
-            got = sent + usize::from(part > if sent == 0 { before } else { 0 });
+            hold.remove(sent.frames);
+            hold.set_part(sent.part);
+            let is_same = sent.frames == 0 && sent.part <= before;
+            got = if is_same { 0 } else { sent.begun() };
         }
         if let Some(fault) = fault {
             hold.clear(&egress.stats);
@@ -305,18 +305,19 @@ impl Forwarder {
         is_free
     }
 
-    /// Puts the oldest frames, up to a burst of them; returns the number handled.
+    /// Puts the oldest frames, up to a burst of them, and the rest of the first; returns how many
+    /// were handled.
     fn send_oldest(
         &mut self,
         to: &mut LockedQueue<'_>,
         hold: &Hold,
         now: Instant,
-    ) -> (usize, Option<Fault>) {
+    ) -> (Handled, Option<Fault>) {
         let (port, egress) = (to.port, to.egress);
         let n = hold.len().min(BURST_MAX);
         let mut burst = Burst::default();
         let mut senders = Vec::with_capacity(n);
-        self.part = hold.iter().next().map_or(0, |held| held.part);
+        let part = hold.part();
         for held in hold.iter().take(n) {
             burst.push_private(&held.bytes, held.hdr);
             senders.push(held.from.clone());
@@ -325,24 +326,25 @@ impl Forwarder {
         let permit = port.has_rate_out().then(|| Permit::ask(port, &burst, 0..n, now));
         let n = permit.as_ref().map_or(n, |permit| permit.count);
         if n == 0 {
-            return (0, None);
+            return (Handled { frames: 0, part }, None);
         }
         let picks: Vec<u16> = (0..n as u16).collect();
         let from = Senders::Held(&senders);
-        let (done, fault) = if self.is_measured(egress, now) {
+        let (handled, fault) = if self.is_measured(egress, now) {
             self.put_and_measure(to.id, egress, &burst, now, |this| {
-                this.put(&mut *to.queue, egress, &from, &picks, &burst)
+                this.put(&mut *to.queue, egress, &from, &picks, &burst, part)
             })
         } else {
-            self.put(&mut *to.queue, egress, &from, &picks, &burst)
+            self.put(&mut *to.queue, egress, &from, &picks, &burst, part)
         };
+        let done = handled.frames;
         if let Some(permit) = permit {
             permit.charge(port, &burst, 0..done, now);
         }
         if port.mirror.is_on() {
             self.mirror(port, &burst, 0..done, false, now);
         }
-        (done, fault)
+        (handled, fault)
     }
 
     /// Records that a destination must be retried, and that this worker waits for it.

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{EgressQueue, Findings, Forwarder, Group, LockedQueue, Senders, Source};
+use super::{EgressQueue, Findings, Forwarder, Group, Handled, LockedQueue, Senders, Source};
 use crate::fair::{self, Usage};
 use crate::fdb::PortId;
 use crate::frame::Burst;
@@ -137,10 +137,10 @@ impl Forwarder {
         group: &Group,
         burst: &Burst<'_>,
         now: Instant,
-    ) -> (usize, Option<Fault>) {
+    ) -> (Handled, Option<Fault>) {
         let (egress, senders) = (to.egress, Senders::One(&from.stats));
         self.put_and_measure(to.id, egress, burst, now, |this| {
-            this.put(&mut *to.queue, egress, &senders, &group.picks, burst)
+            this.put(&mut *to.queue, egress, &senders, &group.picks, burst, 0)
         })
     }
 
@@ -154,26 +154,27 @@ impl Forwarder {
         group: &mut Group,
         burst: &Burst<'_>,
         now: Instant,
-    ) -> (usize, Option<Fault>) {
+    ) -> (Handled, Option<Fault>) {
         let egress = to.egress;
-        let (mut done, mut fault) = (0, None);
-        while let Some(pick) = group.picks.get(done).filter(|_| self.may_be_slow(now)) {
+        let (mut all, mut fault) = (Handled::default(), None);
+        while let Some(pick) = group.picks.get(all.frames).filter(|_| self.may_be_slow(now)) {
             let i = usize::from(*pick);
             let bytes = burst.copy_of(i);
             let mut private = Burst::default();
             private.push_private(&bytes, burst.frames[i].hdr);
             private.snapshot();
             let senders = Senders::One(&from.stats);
-            let put = self.put_and_measure(to.id, egress, &private, now, |this| {
-                this.put(&mut *to.queue, egress, &senders, &[0], &private)
+            let got;
+            (got, fault) = self.put_and_measure(to.id, egress, &private, now, |this| {
+                this.put(&mut *to.queue, egress, &senders, &[0], &private, 0)
             });
-            fault = put.1;
-            if put.0 == 0 {
+            all = Handled { frames: all.frames + got.frames, part: got.part };
+            if got.frames == 0 {
                 break;
             }
-            done += 1;
         }
         if fault.is_none() {
+            let done = all.frames;
             let lost = (done..group.picks.len()).filter(|n| group.floods & 1 << n == 0).count();
             let floods = group.picks.len() - done - lost;
             from.stats.drops_no_room.add(lost as u64);
@@ -181,7 +182,7 @@ impl Forwarder {
             egress.stats.drops_slow.add(floods as u64);
             group.picks.truncate(done);
         }
-        (done, fault)
+        (all, fault)
     }
 
     /// Puts frames of `burst`, which are private, by `put`, and measures it: the queue is slow from
@@ -193,14 +194,14 @@ impl Forwarder {
         egress: &EgressQueue,
         burst: &Burst<'_>,
         now: Instant,
-        put: impl FnOnce(&mut Self) -> (usize, Option<Fault>),
-    ) -> (usize, Option<Fault>) {
+        put: impl FnOnce(&mut Self) -> (Handled, Option<Fault>),
+    ) -> (Handled, Option<Fault>) {
         let Some(usage) = self.slow.usage else { return put(self) };
         let before = usage();
-        let (done, fault) = put(self);
+        let (handled, fault) = put(self);
         let used = usage().since(before);
         let bytes = burst.frames.iter().map(|frame| u64::from(frame.len)).sum();
-        if fair::is_slow_delivery(done, bytes, used) {
+        if fair::is_slow_delivery(handled.frames, bytes, used) {
             if egress.long.record(now) {
                 self.slow.from = now + fair::slow_rest(used.time);
             }
@@ -210,6 +211,6 @@ impl Forwarder {
                 self.findings.slow.push(SlowDelivery { port, queue, took: used.time });
             }
         }
-        (done, fault)
+        (handled, fault)
     }
 }

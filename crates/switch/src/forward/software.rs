@@ -3,6 +3,7 @@
 use shm::Seg;
 
 use super::full::Senders;
+use super::group::Handled;
 use super::{EgressQueue, Forwarder};
 use crate::frame::Burst;
 use crate::offload;
@@ -10,8 +11,8 @@ use crate::port::{Egress, Fault};
 use crate::vnet::{GSO_NONE, VnetHdr};
 
 impl Forwarder {
-    /// Segments or checksums one frame in software, without its first `skip` segments. False: it
-    /// does not fit now; `part` is then the number of its segments that the receiver has.
+    /// Segments or checksums one frame in software, without its first `skip` segments, which its
+    /// receiver has.
     pub(super) fn put_in_software(
         &mut self,
         queue: &mut dyn Egress,
@@ -20,20 +21,19 @@ impl Forwarder {
         pick: u16,
         burst: &Burst<'_>,
         skip: usize,
-    ) -> Result<bool, Fault> {
+    ) -> Result<Handled, Fault> {
         let i = usize::from(pick);
         let frame = &burst.frames[i];
         let takes = queue.offloads();
         let head = burst.head(i);
         let Ok(plan) = offload::plan(head, frame.len, &frame.hdr, &takes) else {
             from.drops_bad_gso(pick, &egress.stats);
-            return Ok(true);
+            return Ok(Handled::whole(1));
         };
         // Not all segments or none: a peer may never post buffers for all of them at once.
         if queue.room(plan.len_max, 1)? == 0 {
             egress.stats.full.add(1);
-            self.part = skip;
-            return Ok(false);
+            return Ok(Handled { frames: 0, part: skip });
         }
         self.scratch.skip(skip);
         let mut body = Vec::new();
@@ -65,9 +65,10 @@ impl Forwarder {
         }
         if cut {
             egress.stats.full.add(1);
-            self.part = if segments { skip + put as usize } else { 0 };
+            let part = if segments { skip + put as usize } else { 0 };
+            return Ok(Handled { frames: 0, part });
         }
-        Ok(!cut)
+        Ok(Handled::whole(1))
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::{Forwarder, Port, Senders};
+use super::{Forwarder, Handled, Port, Senders};
 use crate::fdb::PortId;
 use crate::frame::{BURST_MAX, Burst};
 use crate::time::Instant;
@@ -153,19 +153,19 @@ impl Forwarder {
         }
         let senders = vec![None; frames.len()];
         let from = Senders::Held(&senders);
-        let (done, fault) = if egress.is_slow(now) && !self.may_be_slow(now) {
-            (0, None)
+        let (handled, fault) = if egress.is_slow(now) && !self.may_be_slow(now) {
+            (Handled::default(), None)
         } else if self.is_measured(egress, now) {
             // One frame, if its peer's memory made deliveries long.
             let picks = if egress.is_slow(now) { &picks[..1] } else { &picks[..] };
             self.put_and_measure(to.id, egress, &burst, now, |this| {
-                this.put(&mut *to.queue, egress, &from, picks, &burst)
+                this.put(&mut *to.queue, egress, &from, picks, &burst, 0)
             })
         } else {
-            self.put(&mut *to.queue, egress, &from, &picks, &burst)
+            self.put(&mut *to.queue, egress, &from, &picks, &burst, 0)
         };
         to.queue.flush();
-        let got = done + usize::from(std::mem::take(&mut self.part) > 0);
+        let (done, got) = (handled.frames, handled.begun());
         egress.stats.mirrored.add(done as u64);
         egress.stats.drops_mirror.add((frames.len() - done) as u64);
         if got > 0
