@@ -18,7 +18,7 @@ use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
 use switch::time::Instant;
 use switch::vnet::{Offloads, VnetHdr};
-use vhost_user::port::{Format, VirtioEgress, VirtioIngress};
+use vhost_user::port::{Format, GuestQueue, VirtioEgress, VirtioIngress};
 
 use crate::Bytes;
 

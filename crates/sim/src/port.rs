@@ -16,7 +16,7 @@ use switch::tuning::Tuning;
 use switch::vnet::Offloads;
 use uplink::{Batching, TapEgress, TapFd, TapIngress};
 use vhost_user::device::Call;
-use vhost_user::port::{VirtioEgress, VirtioIngress};
+use vhost_user::port::{GuestQueue, VirtioEgress, VirtioIngress};
 use xen_netif::port::control::Orders;
 use xen_netif::port::{Vif, Wiring, XenEgress, XenIngress};
 

@@ -14,7 +14,7 @@ use switch::vnet::Offloads;
 
 use crate::device::{Call, Device, Kick, Refused, RingSetup};
 use crate::feature;
-use crate::port::{Format, VirtioEgress, VirtioIngress};
+use crate::port::{Format, GuestQueue, VirtioEgress, VirtioIngress};
 
 /// Most queue pairs of one port.
 pub const PAIRS_MAX: u16 = 16;
@@ -99,7 +99,7 @@ pub struct NetDevice<H: Host> {
 }
 
 /// Locks a queue, also when poisoned: its state is consistent between any two calls.
-fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T: ?Sized>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -130,10 +130,14 @@ impl<H: Host> NetDevice<H> {
         &mut self.host
     }
 
-    fn pair(&self, ring: u16) -> Option<(u16, Side, &Pair)> {
-        let queue = ring / 2;
-        let side = if ring.is_multiple_of(2) { Side::Egress } else { Side::Ingress };
-        self.pairs.get(usize::from(queue)).map(|pair| (queue, side, pair))
+    /// The pair's index, the direction and the queue of a ring.
+    fn queue(&self, ring: u16) -> Option<(u16, Side, &Mutex<dyn GuestQueue>)> {
+        let index = ring / 2;
+        let pair = self.pairs.get(usize::from(index))?;
+        match ring.is_multiple_of(2) {
+            true => Some((index, Side::Egress, &*pair.egress)),
+            false => Some((index, Side::Ingress, &*pair.ingress)),
+        }
     }
 
     fn format(&self) -> Format {
@@ -148,6 +152,18 @@ impl<H: Host> NetDevice<H> {
             takes: takes(self.acked),
             frame_len_max,
         }
+    }
+
+    /// Activates a ring in the memory and with the features of now.
+    fn activate(
+        &self,
+        queue: &mut dyn GuestQueue,
+        ring: DeviceQueue,
+        call: Option<Call>,
+        err: Option<Call>,
+    ) {
+        queue.activate(ring, Arc::clone(&self.memory), call, self.format());
+        queue.set_err(err);
     }
 
     fn report_active(&mut self) {
@@ -189,108 +205,68 @@ impl<H: Host> Device for NetDevice<H> {
     }
 
     fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
-        let format = self.format();
-        let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
-        let memory = Arc::clone(&self.memory);
-        let ring = device_queue(&memory, &setup, setup.base)?;
-        match side {
-            Side::Ingress => {
-                let mut ingress = lock(&pair.ingress);
-                ingress.activate(ring, memory, setup.call, format);
-                ingress.set_err(setup.err);
-            }
-            Side::Egress => {
-                let mut egress = lock(&pair.egress);
-                egress.activate(ring, memory, setup.call, format);
-                egress.set_err(setup.err);
-            }
-        }
-        self.host.start(queue, side, setup.kick);
+        let Some((index, side, queue)) = self.queue(ring) else { return Ok(()) };
+        let ring = device_queue(&self.memory, &setup, setup.base)?;
+        self.activate(&mut *lock(queue), ring, setup.call, setup.err);
+        self.host.start(index, side, setup.kick);
         self.report_active();
         Ok(())
     }
 
     fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
-        let format = self.format();
-        let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
-        let memory = Arc::clone(&self.memory);
+        let Some((index, side, queue)) = self.queue(ring) else { return Ok(()) };
         // One lock from the position to the new ring: no worker sees the queue without one.
-        match side {
-            Side::Ingress => {
-                let mut ingress = lock(&pair.ingress);
-                let Some(base) = ingress.position() else { return Ok(()) };
-                let (ring, on) = (device_queue(&memory, &setup, base)?, ingress.is_up());
-                ingress.deactivate();
-                ingress.activate(ring, memory, setup.call, format);
-                ingress.set_err(setup.err);
-                ingress.enable(on);
-            }
-            Side::Egress => {
-                let mut egress = lock(&pair.egress);
-                let Some(base) = egress.position() else { return Ok(()) };
-                let (ring, on) = (device_queue(&memory, &setup, base)?, egress.is_up());
-                egress.deactivate();
-                egress.activate(ring, memory, setup.call, format);
-                egress.set_err(setup.err);
-                egress.enable(on);
-            }
-        }
+        let mut queue = lock(queue);
+        let Some(base) = queue.position() else { return Ok(()) };
+        let (ring, on) = (device_queue(&self.memory, &setup, base)?, queue.is_up());
+        queue.deactivate();
+        self.activate(&mut *queue, ring, setup.call, setup.err);
+        queue.enable(on);
+        drop(queue);
         // Its worker may have armed the ring where it was before.
-        self.host.kick(queue, side);
+        self.host.kick(index, side);
         Ok(())
     }
 
     fn stop(&mut self, ring: u16) -> Option<u32> {
-        let (queue, side, _) = self.pair(ring)?;
-        self.host.stop(queue, side);
-        let (_, _, pair) = self.pair(ring)?;
-        let base = match side {
-            Side::Ingress => lock(&pair.ingress).deactivate(),
-            Side::Egress => lock(&pair.egress).deactivate(),
-        };
+        let (index, side, _) = self.queue(ring)?;
+        self.host.stop(index, side);
+        let (_, _, queue) = self.queue(ring)?;
+        let base = lock(queue).deactivate();
         self.report_active();
         base
     }
 
     fn position(&mut self, ring: u16) -> Option<u32> {
-        match self.pair(ring)? {
-            (_, Side::Ingress, pair) => lock(&pair.ingress).position(),
-            (_, Side::Egress, pair) => lock(&pair.egress).position(),
-        }
+        let (_, _, queue) = self.queue(ring)?;
+        lock(queue).position()
     }
 
     fn enable(&mut self, ring: u16, on: bool) {
-        let Some((queue, side, pair)) = self.pair(ring) else { return };
-        match side {
-            Side::Ingress => lock(&pair.ingress).enable(on),
-            Side::Egress => lock(&pair.egress).enable(on),
-        }
+        let Some((index, side, queue)) = self.queue(ring) else { return };
+        lock(queue).enable(on);
         if on {
             // The kicks for buffers made available while the ring was disabled were lost.
-            self.host.kick(queue, side);
+            self.host.kick(index, side);
         }
         self.report_active();
     }
 
     fn set_log(&mut self, ring: u16, log: Option<RingLog>) {
-        match self.pair(ring) {
-            Some((_, Side::Ingress, pair)) => lock(&pair.ingress).set_log(log),
-            Some((_, Side::Egress, pair)) => lock(&pair.egress).set_log(log),
-            None => {}
+        if let Some((_, _, queue)) = self.queue(ring) {
+            lock(queue).set_log(log);
         }
     }
 
     fn set_call(&mut self, ring: u16, call: Option<Call>) {
-        match self.pair(ring) {
-            Some((_, Side::Ingress, pair)) => lock(&pair.ingress).set_call(call),
-            Some((_, Side::Egress, pair)) => lock(&pair.egress).set_call(call),
-            None => {}
+        if let Some((_, _, queue)) = self.queue(ring) {
+            lock(queue).set_call(call);
         }
     }
 
     fn kick(&mut self, ring: u16) {
-        if let Some((queue, side, _)) = self.pair(ring) {
-            self.host.kick(queue, side);
+        if let Some((index, side, _)) = self.queue(ring) {
+            self.host.kick(index, side);
         }
     }
 

@@ -60,9 +60,66 @@ struct Active {
 
 /// Slot for a ring in a port: the ring, if one is active, and whether it is enabled.
 #[derive(Default)]
-struct Ring {
+pub struct Ring {
     active: Option<Active>,
     enabled: bool,
+}
+
+/// A queue of either direction, as the control thread sets it up: under its lock, between two
+/// bursts.
+pub trait GuestQueue {
+    /// The slot for its ring.
+    fn ring(&self) -> &Ring;
+
+    /// The same.
+    fn ring_mut(&mut self) -> &mut Ring;
+
+    /// Activates a ring, which is disabled until [`enable`](Self::enable).
+    fn activate(
+        &mut self,
+        queue: DeviceQueue,
+        memory: Arc<GuestMemory>,
+        call: Option<Call>,
+        format: Format,
+    );
+
+    /// Position of the ring (VRING_BASE). Chains that are taken and not used are returned to it:
+    /// they are taken again.
+    fn position(&mut self) -> Option<u32>;
+
+    /// Removes the ring and returns its position.
+    fn deactivate(&mut self) -> Option<u32> {
+        let base = self.position();
+        self.ring_mut().deactivate();
+        base
+    }
+
+    /// SET_VRING_ENABLE. A disabled transmit ring is not read; frames for a disabled receive ring
+    /// are dropped and counted.
+    fn enable(&mut self, on: bool) {
+        self.ring_mut().enabled = on;
+    }
+
+    /// Whether the guest has a running, enabled ring here.
+    #[inline]
+    fn is_up(&self) -> bool {
+        self.ring().is_up()
+    }
+
+    /// Replaces the call descriptor.
+    fn set_call(&mut self, call: Option<Call>) {
+        self.ring_mut().set_call(call);
+    }
+
+    /// Replaces the error descriptor (SET_VRING_ERR).
+    fn set_err(&mut self, err: Option<Call>) {
+        self.ring_mut().set_err(err);
+    }
+
+    /// Logs writes to the ring and to buffers in another log, or no longer.
+    fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring_mut().set_log(log);
+    }
 }
 
 impl Ring {
@@ -71,19 +128,13 @@ impl Ring {
         self.active = Some(active);
     }
 
-    /// Removes the ring and returns its position (VRING_BASE). The next one is disabled until
-    /// [`enable`](Self::enable).
-    fn deactivate(&mut self) -> Option<u32> {
+    /// Removes the ring. The next one is disabled until it is enabled.
+    fn deactivate(&mut self) {
         self.enabled = false;
-        self.active.take().map(|mut a| {
+        if let Some(mut active) = self.active.take() {
             // The front-end reads the log now.
-            a.queue.set_log(None);
-            a.queue.base()
-        })
-    }
-
-    fn enable(&mut self, on: bool) {
-        self.enabled = on;
+            active.queue.set_log(None);
+        }
     }
 
     fn set_call(&mut self, call: Option<Call>) {

@@ -13,7 +13,7 @@ use switch::frame::FRAME_LEN_MAX;
 use switch::port::Ingress;
 use switch::stats::IngressStats;
 use switch::vnet::{Offloads, VnetHdr};
-use vhost_user::port::Format;
+use vhost_user::port::{Format, GuestQueue};
 use xen_netif::front::{Agreed, RxQueue, TxQueue};
 use xen_netif::host::{Back, Front, Pages};
 use xen_netif::port::control::{Control, Orders};

@@ -21,7 +21,7 @@ use switch::time::{Instant, Ns};
 use switch::vnet::{GSO_NONE, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 use uplink::{Batching, Create, NullEgress, Tap, TapFd, TapIngress, TapOptions};
 use vhost_user::net::Pair;
-use vhost_user::port::Format;
+use vhost_user::port::{Format, GuestQueue};
 
 pub const SIZE: u16 = 256;
 const BASE: u64 = 0x10_0000;

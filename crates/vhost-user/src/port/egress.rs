@@ -4,7 +4,7 @@ mod direct;
 
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, Chain, DeviceQueue, RingLog, Taken};
+use ring::virtq::{Armed, Buf, Chain, DeviceQueue, Taken};
 use shm::{Copies, GuestMemory, Marks, Seg, SegMut};
 use switch::account::burst::{DESCS_MAX, SEGS_MAX};
 use switch::direct::Direct;
@@ -13,7 +13,7 @@ use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
-use super::{Active, Format, Ring, mark_written};
+use super::{Active, Format, GuestQueue, Ring, mark_written};
 use crate::device::Call;
 
 /// Receive chains kept from one burst to the next.
@@ -84,23 +84,16 @@ impl From<Arc<EgressStats>> for VirtioEgress {
     }
 }
 
-impl VirtioEgress {
-    /// Creates an inactive queue.
-    pub fn new(stats: Arc<EgressStats>) -> Self {
-        Self {
-            ring: Ring::default(),
-            taken: Taken::bounded(BURST_MAX, DESCS_MAX),
-            next: 0,
-            rooms: Vec::new(),
-            left: Work::ALL,
-            short_at: usize::MAX,
-            copies: Copies::new(),
-            stats,
-        }
+impl GuestQueue for VirtioEgress {
+    fn ring(&self) -> &Ring {
+        &self.ring
     }
 
-    /// Activates a ring.
-    pub fn activate(
+    fn ring_mut(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    fn activate(
         &mut self,
         queue: DeviceQueue,
         memory: Arc<GuestMemory>,
@@ -115,15 +108,7 @@ impl VirtioEgress {
         self.ring.activate(active);
     }
 
-    /// Removes the ring and returns its position (VRING_BASE).
-    pub fn deactivate(&mut self) -> Option<u32> {
-        self.position()?;
-        self.ring.deactivate()
-    }
-
-    /// Position of the ring, after chains that are taken and not used are returned to it: they are
-    /// taken again.
-    pub fn position(&mut self) -> Option<u32> {
+    fn position(&mut self) -> Option<u32> {
         let active = self.ring.active.as_mut()?;
         active.queue.untake(&self.taken.chains[self.next..]);
         active.queue.publish();
@@ -132,30 +117,21 @@ impl VirtioEgress {
         self.forget_all();
         Some(base)
     }
+}
 
-    /// SET_VRING_ENABLE. Frames for a disabled receive ring are dropped and counted.
-    pub fn enable(&mut self, on: bool) {
-        self.ring.enable(on);
-    }
-
-    /// Replaces the call descriptor.
-    pub fn set_call(&mut self, call: Option<Call>) {
-        self.ring.set_call(call);
-    }
-
-    /// Logs writes to the ring and to buffers in another log, or no longer.
-    pub fn set_log(&mut self, log: Option<RingLog>) {
-        self.ring.set_log(log);
-    }
-
-    /// Replaces the error descriptor (SET_VRING_ERR).
-    pub fn set_err(&mut self, err: Option<Call>) {
-        self.ring.set_err(err);
-    }
-
-    /// Whether the guest has a running, enabled ring here.
-    pub fn is_up(&self) -> bool {
-        self.ring.is_up()
+impl VirtioEgress {
+    /// Creates an inactive queue.
+    pub fn new(stats: Arc<EgressStats>) -> Self {
+        Self {
+            ring: Ring::default(),
+            taken: Taken::bounded(BURST_MAX, DESCS_MAX),
+            next: 0,
+            rooms: Vec::new(),
+            left: Work::ALL,
+            short_at: usize::MAX,
+            copies: Copies::new(),
+            stats,
+        }
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, DeviceQueue, RingLog, Taken};
+use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
 use switch::account::burst::{DESCS_MAX, TAKEN_SEGS_MAX};
 use switch::direct::Direct;
@@ -12,7 +12,7 @@ use switch::stats::IngressStats;
 use switch::time::Instant;
 use switch::vnet::{DATA_VALID, VnetHdr};
 
-use super::{Active, Format, Ring};
+use super::{Active, Format, GuestQueue, Ring};
 use crate::device::Call;
 
 /// Shortest buffer of header and frame that is surely long enough.
@@ -42,9 +42,18 @@ impl VirtioIngress {
             stats,
         }
     }
+}
 
-    /// Activates a ring.
-    pub fn activate(
+impl GuestQueue for VirtioIngress {
+    fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    fn ring_mut(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    fn activate(
         &mut self,
         queue: DeviceQueue,
         memory: Arc<GuestMemory>,
@@ -55,39 +64,9 @@ impl VirtioIngress {
         self.ring.activate(Active::new(queue, memory, call, format));
     }
 
-    /// Removes the ring and returns its position (VRING_BASE): every chain taken was used.
-    pub fn deactivate(&mut self) -> Option<u32> {
-        self.ring.deactivate()
-    }
-
-    /// Position of the ring between two bursts.
-    pub fn position(&self) -> Option<u32> {
+    /// Between two bursts every chain taken was used.
+    fn position(&mut self) -> Option<u32> {
         self.ring.active.as_ref().map(|active| active.queue.base())
-    }
-
-    /// SET_VRING_ENABLE. A disabled transmit ring is not read.
-    pub fn enable(&mut self, on: bool) {
-        self.ring.enable(on);
-    }
-
-    /// Replaces the call descriptor.
-    pub fn set_call(&mut self, call: Option<Call>) {
-        self.ring.set_call(call);
-    }
-
-    /// Logs the writes to the ring in another log, or no longer.
-    pub fn set_log(&mut self, log: Option<RingLog>) {
-        self.ring.set_log(log);
-    }
-
-    /// Replaces the error descriptor (SET_VRING_ERR).
-    pub fn set_err(&mut self, err: Option<Call>) {
-        self.ring.set_err(err);
-    }
-
-    /// Whether the guest has a running, enabled ring here.
-    pub fn is_up(&self) -> bool {
-        self.ring.is_up()
     }
 }
 
