@@ -165,6 +165,12 @@ impl VnetHdr {
     #[inline]
     pub fn bytes(&self) -> [u8; Self::LEN] {
         let (word, last) = self.words();
+        Self::bytes_of(word, last)
+    }
+
+    /// Encodes [`words`](Self::words), of which some bits may be cleared.
+    #[inline]
+    pub fn bytes_of(word: u64, last: u16) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[..8].copy_from_slice(&word.to_le_bytes());
         b[8..].copy_from_slice(&last.to_le_bytes());

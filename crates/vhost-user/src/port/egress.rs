@@ -458,11 +458,10 @@ fn header(hdr: &VnetHdr, format: &Format) -> (u64, u16) {
 fn header_bytes(hdr: &VnetHdr, format: &Format, buffers: usize) -> [u8; HDR_MAX] {
     let (word, last) = header(hdr, format);
     let mut raw = [0_u8; HDR_MAX];
-    raw[..8].copy_from_slice(&word.to_le_bytes());
-    raw[8..10].copy_from_slice(&last.to_le_bytes());
+    raw[..VnetHdr::LEN].copy_from_slice(&VnetHdr::bytes_of(word, last));
     //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
     //= num_buffers to 1.
-    raw[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    raw[VnetHdr::LEN..].copy_from_slice(&(buffers as u16).to_le_bytes());
     raw
 }
 
