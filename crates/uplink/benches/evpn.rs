@@ -8,6 +8,8 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "../../lab/tests/common/measured.rs"]
+mod measured;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,6 +18,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use common::Netns;
+use measured::{Measured, Run};
 use rustix::thread::ClockId;
 use serde_json::{Value, json};
 use switch::fdb::{Mac, PortId};
@@ -229,37 +232,36 @@ fn measure(remote: u32, segments: u16) -> Option<Figures> {
 fn results(measured: &[((u32, u16), Figures)]) -> Value {
     let mut rounds = BTreeMap::new();
     let runs = measured.iter().map(|((remote, segments), figures)| {
-        let round = rounds.entry((remote, segments)).or_insert(0_u32);
-        let cell = json!({ "addresses": remote.to_string(), "segments": segments.to_string() });
-        let run = json!({ "cell": cell, "repeat": *round, "figures": figures });
+        let round = rounds.entry((remote, segments)).or_insert(0);
+        let repeat = *round;
         *round += 1;
-        run
+        Run {
+            cell: vec![remote.to_string(), segments.to_string()],
+            repeat,
+            figures: json!(figures),
+        }
     });
-    let runs: Vec<Value> = runs.collect();
-    let axis = |name: &str, values: Vec<u32>| {
-        let mut values = values;
+    let runs = runs.collect();
+    let values = |mut values: Vec<u32>| {
         values.sort_unstable();
         values.dedup();
-        let values: Vec<String> = values.iter().map(u32::to_string).collect();
-        json!({ "name": name, "values": values })
+        values.iter().map(u32::to_string).collect()
     };
     let addresses = measured.iter().map(|((remote, _), _)| *remote).collect();
     let segments = measured.iter().map(|((_, segments), _)| u32::from(*segments)).collect();
-    let measures = MEASURES.map(|(name, unit, about)| {
-        json!({ "name": name, "unit": unit, "better": "less", "about": about })
-    });
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    json!({
-        "rig": "evpn-bench",
-        "command": format!("cargo bench -p pvswitch-uplink --bench evpn -- {}", words.join(" ")),
-        "seconds": 1.0,
-        "program": std::env::current_exe().unwrap_or_default(),
-        "switch_cpus": [],
-        "guest_cpus": [],
-        "facts": { "about": "costs of the mirror of EVPN with large tables", "measures": measures },
-        "axes": [axis("addresses", addresses), axis("segments", segments)],
-        "runs": runs,
-    })
+    let measured = Measured {
+        rig: "evpn-bench",
+        command: format!("cargo bench -p pvswitch-uplink --bench evpn -- {}", words.join(" ")),
+        seconds: 1.0,
+        program: &std::env::current_exe().unwrap_or_default(),
+        cpus: Vec::new(),
+        about: "costs of the mirror of EVPN with large tables".into(),
+        measures: &MEASURES,
+        axes: vec![("addresses", values(addresses)), ("segments", values(segments))],
+        runs,
+    };
+    measured.json()
 }
 
 /// Numbers of addresses on other hosts, and of segments: `10000` or `100000/100`.

@@ -1,8 +1,13 @@
 //! Runs of `bench forward` as a folder of results of the lab.
 
+#[path = "../../../crates/lab/tests/common/measured.rs"]
+mod measured;
+
 use std::path::Path;
 
 use serde_json::{Value, json};
+
+use self::measured::Measured;
 
 /// Words of a case's name, which become axes: `split cross plain 60`. Values of the last axis of a
 /// plan are compared, so the feature comes last there.
@@ -42,37 +47,27 @@ pub fn measured(runs: &[Run], program: &Path, cpu: &str, arguments: &[String]) -
                 values.push(value);
             }
         }
-        json!({ "name": name, "values": values })
+        (*name, values.into_iter().map(String::from).collect())
     });
-    let of_run = |run: &Run| {
-        let cell = AXES.iter().zip(&run.cell);
-        let cell: serde_json::Map<_, _> =
-            cell.map(|(name, value)| (name.to_string(), value.as_str().into())).collect();
-        json!({ "cell": cell, "repeat": run.round, "figures": { "ns": run.ns } })
-    };
     let place = arguments.iter().position(|word| word == "--results").map_or(0, |at| at + 1);
     let words = arguments.iter().enumerate();
     let words = words.map(|(at, word)| if at == place { "DIR" } else { word.as_str() });
-    let command = words.fold("cargo xtask bench".to_string(), |all, word| all + " " + word);
-    json!({
-        "rig": "bench",
-        "command": command,
-        "seconds": 1.0,
-        "program": program,
-        "switch_cpus": [cpu.parse::<u32>().unwrap_or(0)],
-        "guest_cpus": [],
-        "facts": {
-            "about": "time of a frame through the switch, both guests in the same thread",
-            "measures": [{
-                "name": "ns",
-                "unit": "ns",
-                "better": "less",
-                "about": "time of a frame, guests' share included",
-            }],
-        },
-        "axes": Vec::from_iter(axes),
-        "runs": Vec::from_iter(runs.iter().map(of_run)),
-    })
+    let of_run = |run: &Run| {
+        let figures = json!({ "ns": run.ns });
+        measured::Run { cell: run.cell.to_vec(), repeat: run.round, figures }
+    };
+    let measured = Measured {
+        rig: "bench",
+        command: words.fold("cargo xtask bench".to_string(), |all, word| all + " " + word),
+        seconds: 1.0,
+        program,
+        cpus: vec![cpu.parse().unwrap_or(0)],
+        about: "time of a frame through the switch, both guests in the same thread".into(),
+        measures: &[("ns", "ns", "time of a frame, guests' share included")],
+        axes: axes.collect(),
+        runs: runs.iter().map(of_run).collect(),
+    };
+    measured.json()
 }
 
 #[cfg(test)]

@@ -5,8 +5,12 @@
 //! --nocapture`: 100 hosts with 100 guests each; the last line is then what `pvswitch-lab import`
 //! reads, the figures of `docs/scale.md`.
 
+#[path = "../../../../../lab/tests/common/measured.rs"]
+mod measured;
+
 use serde_json::{Value, json};
 
+use self::measured::{Measured, Run};
 use super::*;
 
 /// Hosts and guests on each, if the environment does not say otherwise.
@@ -443,38 +447,34 @@ fn a_fabric_of_hosts_agrees_where_each_address_is() {
 /// The costs of the events of a fabric, as `pvswitch-lab import` reads them.
 fn results(hosts: usize, guests: usize, costs: &[(&str, Cost)]) -> Value {
     // An event's number, from 1, is its value on the axis: some have a comma in their names.
-    let runs = costs.iter().enumerate().map(|(n, (_, cost))| {
+    let events: Vec<String> = (1..=costs.len()).map(|n| n.to_string()).collect();
+    let runs = costs.iter().zip(&events).map(|((_, cost), event)| {
         let figures = json!({
             "updates": cost.updates,
             "heard": cost.heard as f64 / hosts as f64,
             "requests": cost.requests,
             "took_s": cost.took.as_secs_f64(),
         });
-        json!({ "cell": { "event": (n + 1).to_string() }, "repeat": 0, "figures": figures })
+        Run { cell: vec![event.clone()], repeat: 0, figures }
     });
-    let measure = |name: &str, unit: &str, about: &str| {
-        let better = "less";
-        json!({ "name": name, "unit": unit, "better": better, "about": about })
-    };
-    let events: Vec<String> = (1..=costs.len()).map(|n| n.to_string()).collect();
     let names: Vec<String> =
         costs.iter().zip(&events).map(|((what, _), n)| format!("{n} {what}")).collect();
-    let about = format!("{hosts} hosts, {guests} guests each, virtual time: {}", names.join("; "));
     let size = format!("FABRIC={hosts}x{guests}");
-    json!({
-        "rig": "fabric",
-        "command": size + " cargo test --release -p pvswitch-uplink fabric -- --nocapture",
-        "seconds": LONG.as_secs_f64(),
-        "program": std::env::current_exe().unwrap_or_default(),
-        "switch_cpus": [],
-        "guest_cpus": [],
-        "facts": { "about": about, "measures": [
-            measure("updates", "", "routes and their ends that hosts sent"),
-            measure("heard", "", "messages that the mirror of a host read"),
-            measure("requests", "", "requests of all mirrors"),
-            measure("took_s", "s", "until the last change of a bridge"),
-        ] },
-        "axes": [{ "name": "event", "values": events }],
-        "runs": Vec::from_iter(runs),
-    })
+    let measured = Measured {
+        rig: "fabric",
+        command: size + " cargo test --release -p pvswitch-uplink fabric -- --nocapture",
+        seconds: LONG.as_secs_f64(),
+        program: &std::env::current_exe().unwrap_or_default(),
+        cpus: Vec::new(),
+        about: format!("{hosts} hosts, {guests} guests each, virtual time: {}", names.join("; ")),
+        measures: &[
+            ("updates", "", "routes and their ends that hosts sent"),
+            ("heard", "", "messages that the mirror of a host read"),
+            ("requests", "", "requests of all mirrors"),
+            ("took_s", "s", "until the last change of a bridge"),
+        ],
+        runs: runs.collect(),
+        axes: vec![("event", events.clone())],
+    };
+    measured.json()
 }
