@@ -742,8 +742,9 @@ def median_interval(values):
 
 def ratio_words(ratios):
     """The median of pairs, with its 95 % interval from five pairs on, else with the least and the greatest."""
-    low, high = median_interval(ratios) or (min(ratios), max(ratios))
-    of = "" if median_interval(ratios) else "range "
+    interval = median_interval(ratios)
+    low, high = interval or (min(ratios), max(ratios))
+    of = "" if interval else "range "
     return f"{statistics.median(ratios):.2f} ({of}{low:.2f}-{high:.2f})"
 
 
