@@ -39,6 +39,7 @@ mod vifs;
 mod why;
 mod xdp;
 mod xen;
+mod xenstore;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

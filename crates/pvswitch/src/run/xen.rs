@@ -8,23 +8,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use os::Backoff;
 use serde_json::{Value, json};
 use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::schedule::token;
 use switch::tuning::Tuning;
-use xen_netif::back::{Bus, Failure, Handshake, Home, Interface, Queues, Socket, Tree};
-use xen_netif::back::{VifId, VifState};
+use xen_netif::back::VifState;
+use xen_netif::back::{Bus, Failure, Handshake, Home, Interface, Queues, Socket, Tree, VifId};
 use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
-use super::endpoint::jitter;
 use super::reload::Leaving;
 use super::vif_tap::{self, VifTap, Wired};
 use super::vifs::XenInherited;
+use super::xenstore::{REPLY_WAIT, Reconnect};
 use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
 use xen_local::BackState;
@@ -65,11 +64,7 @@ pub(super) struct XenBus {
     pub(super) exported: Option<(BackState, Vec<Arc<OwnedFd>>)>,
     pub(super) home: Home,
     pub(super) bus: Bus<Socket<VifQueues>>,
-    /// When to connect to xenstore again.
-    retry: Option<Instant>,
-    backoff: Backoff,
-    /// Last error of xenstore, logged once.
-    trouble: Option<Failure>,
+    pub(super) reconnect: Reconnect,
 }
 
 impl XenBus {
@@ -163,7 +158,7 @@ impl XenBus {
     fn due(&self) -> Option<Instant> {
         // Without xenstore, vifs cannot change.
         let vifs = if self.home.is_gone() { None } else { self.bus.due() };
-        self.retry.into_iter().chain(vifs).min()
+        self.reconnect.due().into_iter().chain(vifs).min()
     }
 }
 
@@ -318,7 +313,8 @@ impl System {
     /// Closes a hypervisor without ports.
     pub(super) fn close_bus(&mut self, of: &Hypervisor) {
         if let Some(bus) = self.xen.remove(of) {
-            self.unwatch(bus.home.as_fd(), &Event::Xenstore(of.clone()));
+            let store = bus.reconnect.probe().unwrap_or(bus.home.as_fd());
+            self.unwatch(store, &Event::Xenstore(of.clone()));
             if let Some(changed) = bus.local.as_ref().and_then(|local| local.changed()) {
                 self.unwatch(changed, &Event::LocalGuest(of.clone()));
             }
@@ -367,7 +363,10 @@ impl System {
             Some(local) => Arc::<xen_local::Back>::clone(local),
             None => open_host().map_err(error)?,
         };
-        let home = home(&*host).map_err(error)?;
+        // This wait is longer than later ones: failing ends the start, or the operator's command.
+        let home = Home::new(host.store().map_err(HostError::from).map_err(error)?);
+        let home = home.map_err(HostError::from).map_err(error)?;
+        home.set_reply_wait(REPLY_WAIT);
         let mut bus = XenBus {
             host,
             local,
@@ -375,9 +374,7 @@ impl System {
             exported: None,
             home,
             bus: Bus::default(),
-            retry: None,
-            backoff: Backoff::default(),
-            trouble: None,
+            reconnect: Reconnect::default(),
         };
         for port in self.ports.values() {
             if let Attach::Tap(queues) = &port.attach {
@@ -392,16 +389,6 @@ impl System {
         Ok(())
     }
 
-    /// Handles events of xenstore.
-    pub(super) fn read_xenstore(&mut self, of: &Hypervisor) {
-        let Some(bus) = self.xen.get_mut(of) else { return };
-        let done = bus.home.events().and_then(|tokens| {
-            let tokens = tokens.iter().map(String::as_str);
-            bus.bus.on_events(&mut bus.home, tokens, Instant::now())
-        });
-        self.finish_bus(of, done);
-    }
-
     /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
     pub(super) fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
@@ -410,7 +397,13 @@ impl System {
             (Ok(()), None) => return,
         };
         match found {
-            Ok(found) => found.into_iter().for_each(|id| self.add_found(id)),
+            Ok(found) => {
+                if let Some(bus) = self.xen.get(of) {
+                    // Only failures are followed by a rest.
+                    bus.home.take_spent();
+                }
+                found.into_iter().for_each(|id| self.add_found(id));
+            }
             Err(failure) => self.lose_xenstore(of, &failure),
         }
         self.remove_gone(of);
@@ -445,55 +438,6 @@ impl System {
                 self.touch_switch();
             }
         }
-    }
-
-    /// Schedules a reconnect. Connected vifs keep their rings and continue.
-    fn lose_xenstore(&mut self, of: &Hypervisor, failure: &Failure) {
-        let Some(bus) = self.xen.get_mut(of) else { return };
-        let wait = bus.backoff.next(jitter()).max(Duration::from_millis(100));
-        bus.retry = Some(Instant::now() + wait);
-        if bus.trouble.as_ref() != Some(failure) {
-            tracing::warn!("{failure}; connected vifs continue, retrying");
-            bus.trouble = Some(failure.clone());
-        }
-        if bus.home.is_gone() {
-            let Self { epoll, tokens, xen, .. } = self;
-            let _ = epoll.remove(xen[of].home.as_fd());
-            tokens.retain(|_, what| *what != Event::Xenstore(of.clone()));
-        }
-    }
-
-    /// Connects to xenstore again, if necessary, and reads it.
-    fn retry_xenstore(&mut self, of: &Hypervisor) {
-        let Some(bus) = self.xen.get_mut(of) else { return };
-        bus.retry = None;
-        if bus.home.is_gone() {
-            match home(&*bus.host) {
-                Ok(home) => bus.home = home,
-                Err(error) => {
-                    tracing::debug!("{error}");
-                    bus.retry = Some(Instant::now() + bus.backoff.next(jitter()));
-                    return;
-                }
-            }
-            if let Err(error) = self.watch_home(of) {
-                tracing::error!("xenstore: {error}");
-            }
-            tracing::info!("xenstore: reconnected");
-        }
-        let Some(bus) = self.xen.get_mut(of) else { return };
-        let done = bus.bus.start(&mut bus.home, Instant::now());
-        if done.is_ok() {
-            bus.backoff.reset();
-            bus.trouble = None;
-        }
-        self.finish_bus(of, done);
-    }
-
-    fn watch_home(&mut self, of: &Hypervisor) -> Result<(), RunError> {
-        let Self { epoll, tokens, next_token, xen, .. } = self;
-        let fd = xen[of].home.as_fd();
-        super::watch(epoll, tokens, next_token, fd, Event::Xenstore(of.clone())).map(drop)
     }
 
     // ---- vifs ----
@@ -630,7 +574,7 @@ impl System {
             self.xen.iter().filter(|(_, b)| due(b.due())).map(|(of, _)| of.clone()).collect();
         for of in buses {
             let Some(bus) = self.xen.get_mut(&of) else { continue };
-            if due(bus.retry) {
+            if due(bus.reconnect.due()) {
                 self.retry_xenstore(&of);
             } else {
                 let done = bus.bus.tick(&mut bus.home, now);
@@ -652,6 +596,7 @@ impl System {
         let vif = bus.and_then(|b| b.bus.vifs().find(|(id, _)| *id == port.id));
         let Some((id, vif)) = vif else { return Value::Null };
         let status = vif.status();
+        let is_connected = bus.is_some_and(|bus| bus.reconnect.due().is_none());
         let stalled_s = state.stalled_s(self.pool.now());
         json!({
             "vif": id.to_string(),
@@ -661,7 +606,7 @@ impl System {
             "error": status.error,
             "takes": status.features,
             "queues": status.queues,
-            "xenstore": if bus.is_some_and(|b| b.retry.is_none()) { "connected" } else { "lost" },
+            "xenstore": if is_connected { "connected" } else { "lost" },
         })
     }
 }
@@ -676,10 +621,6 @@ fn open_host() -> Result<Arc<dyn Back>, HostError> {
         );
     }
     Ok(Arc::new(host))
-}
-
-fn home(host: &dyn Back) -> Result<Home, HostError> {
-    Ok(Home::new(host.store()?)?)
 }
 
 /// For how long a control ring is not served after a poll that took so long.

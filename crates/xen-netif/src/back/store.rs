@@ -1,6 +1,7 @@
 //! Xenstore as used by the handshakes.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use super::tree::{Failure, Tree};
 use crate::store::{Errno, Store, StoreError};
@@ -22,6 +23,16 @@ impl Home {
         let own = store.read("domid")?.and_then(|id| id.trim().parse::<u16>().ok());
         let dir = store.domain_path(own.unwrap_or(0))?;
         Ok(Self { store, dir, gone: false })
+    }
+
+    /// Limits the time that a request blocks, after which the store counts as disconnected.
+    pub fn set_reply_wait(&self, wait: Duration) {
+        self.store.set_reply_wait(wait);
+    }
+
+    /// Time that requests took since the last call.
+    pub fn take_spent(&self) -> Duration {
+        self.store.take_spent()
     }
 
     /// Tokens of the watches that fired.

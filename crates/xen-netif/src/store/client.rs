@@ -20,7 +20,7 @@ use super::error::StoreError;
 use super::wire::{self, Decoder, Errno, Kind, Message, Perm};
 use os::{Carries, Epoll, Received, Until};
 
-/// Maximum time to wait for a reply.
+/// Maximum time to wait for a reply, unless set otherwise.
 const REPLY_WAIT: Duration = Duration::from_secs(10);
 /// Maximum number of attempts of a transaction.
 const TRIES: u32 = 32;
@@ -47,6 +47,11 @@ struct Link {
     next_req_id: u32,
     watches: Vec<Watch>,
     gone: bool,
+    reply_wait: Duration,
+    /// Time spent in requests since [`Store::take_spent`].
+    spent: Duration,
+    /// Request id of the probe without a reply yet.
+    probe: Option<u32>,
 }
 
 struct Watch {
@@ -54,6 +59,17 @@ struct Watch {
     token: String,
     /// An event arrived since the last call of `events`.
     pending: bool,
+}
+
+impl Link {
+    /// A request as bytes, and its id.
+    fn encode(&mut self, kind: Kind, tx_id: u32, payload: Vec<u8>) -> (u32, Vec<u8>) {
+        let req_id = self.next_req_id;
+        self.next_req_id = req_id.wrapping_add(1);
+        let mut bytes = Vec::with_capacity(wire::HEADER_LEN + payload.len());
+        Message::new(kind, req_id, tx_id, payload).encode(&mut bytes);
+        (req_id, bytes)
+    }
 }
 
 /// A transaction: its requests take effect together or not at all.
@@ -109,9 +125,55 @@ impl Store {
         let either = Epoll::new().map_err(os)?;
         either.add(fd.as_fd(), 0).map_err(os)?;
         either.add(event_seen.as_fd(), 1).map_err(os)?;
-        let link =
-            Link { decoder: Decoder::default(), next_req_id: 1, watches: Vec::new(), gone: false };
+        let link = Link {
+            decoder: Decoder::default(),
+            next_req_id: 1,
+            watches: Vec::new(),
+            gone: false,
+            reply_wait: REPLY_WAIT,
+            spent: Duration::ZERO,
+            probe: None,
+        };
         Ok(Self { name, fd, event_seen, either, link: Mutex::new(link) })
+    }
+
+    /// Sets the maximum time to wait for a reply, 10 s by default. A request without one closes
+    /// the connection: later requests fail at once.
+    pub fn set_reply_wait(&self, wait: Duration) {
+        self.lock().reply_wait = wait;
+    }
+
+    /// Time that requests took since the last call.
+    pub fn take_spent(&self) -> Duration {
+        std::mem::take(&mut self.lock().spent)
+    }
+
+    /// Sends a request whose reply [`Self::has_replied`] reports. Does not block.
+    ///
+    /// # Errors
+    /// [`StoreError`]: the connection cannot take a request.
+    pub fn probe(&self) -> Result<(), StoreError> {
+        let mut link = self.lock();
+        let (req_id, bytes) = link.encode(Kind::Read, 0, b"domid\0".to_vec());
+        link.probe = Some(req_id);
+        self.send(&mut link, &bytes, Instant::now())
+    }
+
+    /// Whether the probe has its reply, an error of the store included. Does not block.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] and similar.
+    pub fn has_replied(&self) -> Result<bool, StoreError> {
+        let mut link = self.lock();
+        for _ in 0..READS_MAX {
+            while let Some(reply) = self.next_reply(&mut link)? {
+                link.probe.take_if(|probe| *probe == reply.header.req_id);
+            }
+            if link.probe.is_none() || !self.receive(&mut link)? {
+                break;
+            }
+        }
+        Ok(link.probe.is_none())
     }
 
     /// The numbers of this domain's vifs, sorted; vif `N` is at `device/vif/N`.
@@ -355,11 +417,15 @@ impl Store {
         if link.gone {
             return Err(StoreError::Gone(self.name.clone()));
         }
-        let req_id = link.next_req_id;
-        link.next_req_id = req_id.wrapping_add(1);
-        let mut bytes = Vec::with_capacity(wire::HEADER_LEN + payload.len());
-        Message::new(kind, req_id, tx_id, payload).encode(&mut bytes);
-        let reply = self.exchange(&mut link, &bytes, req_id)?;
+        let (req_id, bytes) = link.encode(kind, tx_id, payload);
+        let begun = Instant::now();
+        let reply = self.exchange(&mut link, &bytes, req_id);
+        link.spent += begun.elapsed();
+        if matches!(reply, Err(StoreError::Timeout(..))) {
+            // The next one would wait as long, and a caller may have many.
+            link.gone = true;
+        }
+        let reply = reply?;
         match reply.kind() {
             Some(Kind::Error) => {
                 let error = Errno::from_wire(&reply.payload);
@@ -372,21 +438,21 @@ impl Store {
 
     /// Sends a request and waits for its reply.
     fn exchange(&self, link: &mut Link, bytes: &[u8], req_id: u32) -> Result<Message, StoreError> {
-        let deadline = Instant::now() + REPLY_WAIT;
+        let deadline = Instant::now() + link.reply_wait;
         self.send(link, bytes, deadline)?;
         loop {
             let mut found = None;
             // Decodes all data received: an event after the reply must be recorded now, because the
             // connection will not become readable for it.
             while let Some(reply) = self.next_reply(link)? {
-                // Other replies are late: their requests timed out.
+                // Others are replies to no request, or to a probe.
                 found = found.or((reply.header.req_id == req_id).then_some(reply));
             }
             if let Some(reply) = found {
                 return Ok(reply);
             }
             if !self.receive(link)? {
-                self.wait(Until::Readable, deadline)?;
+                self.wait(link, Until::Readable, deadline)?;
             }
         }
     }
@@ -405,7 +471,7 @@ impl Store {
             })?;
             rest = &rest[written..];
             if written == 0 {
-                let waited = self.wait(Until::Writable, deadline);
+                let waited = self.wait(link, Until::Writable, deadline);
                 if waited.is_err() && rest.len() < bytes.len() {
                     // A partial message was sent; the connection is unusable.
                     link.gone = true;
@@ -416,11 +482,11 @@ impl Store {
         Ok(())
     }
 
-    fn wait(&self, until: Until, deadline: Instant) -> Result<(), StoreError> {
+    fn wait(&self, link: &Link, until: Until, deadline: Instant) -> Result<(), StoreError> {
         let name = || self.name.clone();
         match os::wait(self.fd.as_fd(), until, deadline) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(StoreError::Timeout(name(), REPLY_WAIT.as_secs())),
+            Ok(false) => Err(StoreError::Timeout(name(), link.reply_wait.as_secs())),
             Err(error) => Err(StoreError::Os { name: name(), what: "poll", error }),
         }
     }

@@ -1,12 +1,18 @@
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use guest::{Connect, ConnectOptions, connect};
+use shm::{Access, Domain, Mapping, Private};
 use switch::poll::{Costs, Policy};
 use xen_local::store::{Limits, Server};
 use xen_netif::back::Tree;
-use xen_netif::store::Store;
+use xen_netif::host::{Bound, Channel};
+use xen_netif::store::wire::{Decoder, Message};
+use xen_netif::store::{Store, StoreError, wire};
 
 use super::*;
 use crate::run::Inherited;
@@ -96,7 +102,7 @@ fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
         turn(&mut system, "connected", true);
         end_xenstore(&mut system, &of);
         turn(&mut system, "lost", true);
-        assert!(system.xen[&of].home.is_gone() && system.xen[&of].trouble.is_some());
+        assert!(system.xen[&of].home.is_gone() && system.xen[&of].reconnect.trouble.is_some());
         // No event is delivered for changes in this time: they are read after the reconnect.
         leave.send(()).unwrap();
         while front_state(&store).as_deref() == Some("4") {
@@ -105,7 +111,7 @@ fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
         }
         turn(&mut system, "connected", false);
         assert!(!system.xen[&of].home.is_gone());
-        assert_eq!(system.xen[&of].trouble, None);
+        assert_eq!(system.xen[&of].reconnect.trouble, None);
         thread.join().unwrap();
     }
     let (leave, thread) = guest(&dir);
@@ -124,4 +130,154 @@ fn state_says_that_a_receiver_is_stalled() {
     assert_eq!(of(&[75], 1), format!("connected, receiver stalled for 75 s{why}"));
     assert_eq!(of(&[75, 80], 2), format!("connected, receiver stalled for 80 s{why}"));
     assert_eq!(of(&[75, 61], 4), format!("connected, 2 of 4 queues stalled for 75 s{why}"));
+}
+
+/// A xenstored that accepts and reads. It replies to the two requests of a new connection unless
+/// it is silent, and closes at the next one.
+struct Peer {
+    silent: AtomicBool,
+    /// Reports a request that gets no reply yet.
+    asked: mpsc::Sender<()>,
+}
+
+impl Peer {
+    /// Serves one connection. At a message of `go_on`, it closes a silent one.
+    fn serve(&self, mut stream: UnixStream, go_on: &mpsc::Receiver<()>) {
+        let (mut decoder, mut buf) = (Decoder::default(), [0; 4096]);
+        loop {
+            let Some(request) = decoder.take().unwrap() else {
+                match stream.read(&mut buf) {
+                    Ok(n) if n > 0 => decoder.push(&buf[..n]),
+                    _ => return,
+                }
+                continue;
+            };
+            if self.silent.load(Ordering::SeqCst) {
+                self.asked.send(()).unwrap();
+                go_on.recv().unwrap();
+                if self.silent.load(Ordering::SeqCst) {
+                    return;
+                }
+            }
+            let (kind, payload) = match request.kind() {
+                Some(wire::Kind::Read) => (wire::Kind::Error, b"ENOENT\0".as_slice()),
+                Some(wire::Kind::GetDomainPath) => {
+                    (wire::Kind::GetDomainPath, b"/local/domain/0\0".as_slice())
+                }
+                _ => return,
+            };
+            let mut reply = Vec::new();
+            let header = request.header;
+            Message::new(kind, header.req_id, header.tx_id, payload.into()).encode(&mut reply);
+            stream.write_all(&reply).expect("the switch still waits for it");
+        }
+    }
+}
+
+/// A host that connects to a path in place of its own store, for as long as there is one.
+struct Redirected {
+    host: Arc<dyn Back>,
+    path: Mutex<Option<PathBuf>>,
+}
+
+impl Back for Redirected {
+    fn store(&self) -> Result<Store, StoreError> {
+        match &*self.path.lock().unwrap() {
+            Some(path) => Store::connect(path),
+            None => self.host.store(),
+        }
+    }
+
+    fn domain(&self, _: u16) -> Result<Arc<Domain>, HostError> {
+        unreachable!("the vif has its own host")
+    }
+
+    fn private(&self, len: usize) -> Option<Private> {
+        self.host.private(len)
+    }
+
+    fn map_page(&self, _: u16, _: u32, _: Access) -> Result<(Arc<Mapping>, usize), HostError> {
+        unreachable!("the vif has its own host")
+    }
+
+    fn bind(&self, _: u16, _: u32) -> Result<Channel, HostError> {
+        unreachable!("the vif has its own host")
+    }
+
+    fn rebind(&self, _: u16, _: u32, _: Bound) -> Result<Channel, HostError> {
+        unreachable!("the vif has its own host")
+    }
+
+    fn unbind(&self, _: &Bound) {}
+
+    fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
+        None
+    }
+
+    fn send_online(&self, _: u16, _: u32) -> std::io::Result<bool> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it_replies() {
+    let dir = std::env::temp_dir().join(format!("pvs-hang-{}", std::process::id()));
+    let (of, control) = (Hypervisor::Local(dir.clone()), dir.with_extension("ctl"));
+    let mut system = system(control.clone());
+    system.add_port(&format!("a=xen-local:{}", dir.display()).parse().unwrap()).unwrap();
+    let (leave, thread) = guest(&dir);
+    turn(&mut system, "connected", true);
+
+    let path = dir.with_extension("hang");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (asked, is_asked) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    let peer = Arc::new(Peer { silent: AtomicBool::new(false), asked });
+    let served = std::thread::spawn({
+        let peer = Arc::clone(&peer);
+        move || listener.incoming().take(2).for_each(|s| peer.serve(s.unwrap(), &goes_on))
+    });
+    let host = Arc::clone(&system.xen[&of].host);
+    let redirected = Arc::new(Redirected { host, path: Mutex::new(Some(path.clone())) });
+    let bus = system.xen.get_mut(&of).unwrap();
+    bus.host = redirected.clone();
+    let home = Home::new(bus.host.store().unwrap()).unwrap();
+    home.set_reply_wait(REPLY_WAIT);
+    let old = std::mem::replace(&mut bus.home, home);
+    system.unwatch(old.as_fd(), &Event::Xenstore(of.clone()));
+    system.watch_home(&of).unwrap();
+
+    // A connected one: a single request is waited for, and not for long.
+    peer.silent.store(true, Ordering::SeqCst);
+    system.poll_vif("a");
+    let why = system.xen[&of].reconnect.trouble.clone().unwrap();
+    assert!(why.0.contains("no reply within 1 s"), "{}", why.0);
+    is_asked.recv().unwrap();
+    go_on.send(()).unwrap();
+
+    // The next connection: operators are served while it waits.
+    while is_asked.try_recv().is_err() {
+        assert!(!system.stop, "no further connection");
+        system.round().unwrap();
+    }
+    let asks =
+        std::thread::spawn(move || api::control::call(&control, &api::Request::Show).unwrap());
+    while !asks.is_finished() {
+        assert!(!system.stop, "no reply to an operator");
+        system.round().unwrap();
+    }
+    let shown = asks.join().unwrap();
+    assert_eq!(shown["ports"][0]["xen"]["xenstore"], "lost");
+    turn(&mut system, "lost", true);
+    // The same connection is used when it replies, until the peer closes it; then the real store.
+    peer.silent.store(false, Ordering::SeqCst);
+    *redirected.path.lock().unwrap() = None;
+    go_on.send(()).unwrap();
+    turn(&mut system, "connected", true);
+    served.join().unwrap();
+    leave.send(()).unwrap();
+    turn(&mut system, "connected", false);
+    thread.join().unwrap();
+    system.shutdown();
+    std::fs::remove_file(path).unwrap();
 }
