@@ -11,7 +11,7 @@ use std::process::Command;
 use common::{Dir, Switch, upgrade, wait_for};
 use wires::{
     Wires, connection, fails, follows_its_interface, ip, refuses_bad_interfaces, run, transfer,
-    waits_for_its_interface, within,
+    waits_for_its_interface, waits_for_its_namespace, within,
 };
 
 /// Bytes of a port's frames, and their number, of all queues.
@@ -47,6 +47,12 @@ fn tcp_between_two_kernels_passes_in_long_frames_and_over_an_upgrade() {
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = Wires::new() else { return };
     follows_its_interface(&wires, "af-packet");
+}
+
+#[test]
+fn port_whose_network_namespace_does_not_exist_yet_is_down_until_it_does() {
+    let Some(wires) = Wires::new() else { return };
+    waits_for_its_namespace(&wires, "af-packet");
 }
 
 #[test]

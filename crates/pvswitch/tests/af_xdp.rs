@@ -13,7 +13,7 @@ use common::{Dir, Switch, kill, pvswitch, upgrade, wait_for, wait_for_next};
 use serde_json::json;
 use wires::{
     Wires, connection, fails, follows_its_interface, ip, refuses_bad_interfaces, run, transfer,
-    waits_for_its_interface, within,
+    waits_for_its_interface, waits_for_its_namespace, within,
 };
 
 /// Wires whose kernels leave no checksum and no segmentation to the veth: AF_XDP has no offloads.
@@ -101,6 +101,12 @@ fn killed_switch_opens_its_sockets_anew() {
 fn port_follows_its_interface_down_and_up_and_stays_down_when_it_is_removed() {
     let Some(wires) = wires() else { return };
     follows_its_interface(&wires, "af-xdp");
+}
+
+#[test]
+fn port_whose_network_namespace_does_not_exist_yet_is_down_until_it_does() {
+    let Some(wires) = wires() else { return };
+    waits_for_its_namespace(&wires, "af-xdp");
 }
 
 #[test]

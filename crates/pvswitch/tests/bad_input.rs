@@ -90,8 +90,8 @@ fn invalid_interfaces() {
     }
     let lo = ["--port", "t=tap:lo"];
     fails(run(&dir, &lo), FAILURE, &["port 't'", "lo"]);
-    let nowhere = ["--port", "t=tap:pvs-none,netns=pvs-no-such-namespace"];
-    fails(run(&dir, &nowhere), FAILURE, &["port 't'", "pvs-no-such-namespace"]);
+    let nowhere = ["--port", "t=tap:pvs-none,netns=/dev/null"];
+    fails(run(&dir, &nowhere), FAILURE, &["port 't'", "/dev/null is not a network namespace"]);
     // Without root: the message names the missing capability.
     let control = std::env::temp_dir().join(format!("pvs-nobody-{}", std::process::id()));
     let mut nobody = command(&["run", "--duration", "5", "--port", "t=tap:pvs-none", "--control"]);

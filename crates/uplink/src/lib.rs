@@ -43,7 +43,7 @@ pub use link_watch::LinkWatch;
 pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
 pub use packet::{
-    PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, has_interface, open_packet,
+    PACKET_OFFLOADS, PacketLink, PacketOptions, clear_packet_error, find_interface, open_packet,
     packet_carrier, packet_link, packet_losses, set_packet_blocked, unblock_packet,
 };
 pub use pcap::{Direction, PcapCount, PcapWriter};

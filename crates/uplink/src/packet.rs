@@ -149,17 +149,24 @@ pub fn unblock_packet(socket: BorrowedFd<'_>) -> io::Result<()> {
     sys::set_blocked(socket, false)
 }
 
-/// Whether a network namespace (`None`: ours) has an interface of this name.
-pub fn has_interface(name: &str, netns: Option<&str>) -> bool {
+/// Finds an interface in a network namespace (`None`: ours).
+///
+/// # Errors
+/// [`TapError::NoLink`], [`TapError::NoNetns`] and similar: there is none, or it cannot be known.
+pub fn find_interface(name: &str, netns: Option<&str>) -> Result<(), TapError> {
     let find = || {
         let socket = sys::socket()?;
         sys::index(socket.as_fd(), name)
     };
     let found = match netns {
         None => find(),
-        Some(netns) => in_netns(netns, find).unwrap_or(Ok(None)),
+        Some(netns) => in_netns(netns, find)?,
     };
-    matches!(found, Ok(Some(_)))
+    let os = |error| TapError::Os { what: format!("find interface `{name}`"), error };
+    match found.map_err(os)? {
+        Some(_) => Ok(()),
+        None => Err(TapError::NoLink { name: name.into(), netns: netns.map(Into::into) }),
+    }
 }
 
 /// Takes the pending error of a packet socket, whose interface went down meanwhile.

@@ -401,10 +401,13 @@ fn change_of_carrier_is_notified_and_seen() {
     wait(true);
     wire.ours.ip("link set v0 down");
     wait(false);
-    let exists = |name| uplink::has_interface(name, Some(&wire.ours.0));
-    assert!(exists("v0") && !exists("v9") && !uplink::has_interface("lo", Some("no-such-netns")));
+    let find = |name| uplink::find_interface(name, Some(&wire.ours.0));
+    let is_missing = |name| matches!(find(name), Err(TapError::NoLink { .. }));
+    assert!(find("v0").is_ok() && is_missing("v9"));
+    let nowhere = uplink::find_interface("lo", Some("no-such-netns"));
+    assert!(matches!(nowhere, Err(TapError::NoNetns { .. })));
     wire.ours.ip("link del v0");
-    assert!(!carrier() && !exists("v0"));
+    assert!(!carrier() && is_missing("v0"));
     let error = LinkWatch::open(Some("no-such-netns")).err().unwrap();
     assert!(matches!(error, TapError::NoNetns { .. }), "{error}");
 }

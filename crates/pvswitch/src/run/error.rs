@@ -98,11 +98,14 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Text of the error that an interface does not exist, which a port does not make.
+    /// Text of the error that an interface does not exist, which a port does not make, or the
+    /// network namespace of one.
     pub fn missing_interface(&self) -> Option<String> {
         match self {
             Self::Tap { error, .. } | Self::Xdp { error: XdpError::Interface(error), .. } => {
-                matches!(error, TapError::NoLink { .. }).then(|| error.to_string())
+                let is_missing =
+                    matches!(error, TapError::NoLink { .. } | TapError::NoNetns { .. });
+                is_missing.then(|| error.to_string())
             }
             _ => None,
         }

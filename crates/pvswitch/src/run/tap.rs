@@ -11,7 +11,7 @@ use switch::forward::{EgressQueue, Source};
 use switch::port;
 use switch::schedule::token;
 use switch::stats::EgressStats;
-use uplink::{NullEgress, PacketLink, has_interface};
+use uplink::{NullEgress, PacketLink, TapError, find_interface, in_netns};
 use vhost_user::device::KickFd;
 
 use super::reload::{Leaving, Prepared};
@@ -54,7 +54,7 @@ impl System {
         Ok(self.add_interface(spec, tap, id, blocked))
     }
 
-    /// A port that is down until its interface exists.
+    /// A port that is down until its interface exists, or its network namespace.
     pub(super) fn await_interface(
         &mut self,
         spec: &PortSpec,
@@ -208,13 +208,16 @@ impl System {
                     tracing::error!(port = name, "{REMOVED}: {MAKE_AGAIN}");
                     state.failure = Some(REMOVED.into());
                 }
-                let exists = match &state.spec.kind {
-                    Kind::AfPacket(of) => has_interface(&of.ifname, of.netns.as_deref()),
-                    Kind::AfXdp(of) => has_interface(&of.name, of.netns.as_deref()),
-                    _ => false,
-                };
-                if exists {
-                    self.reopen(name);
+                let is_awaited = matches!(state.attach, Attach::Missing(_));
+                match find(&state.spec.kind) {
+                    Ok(()) => self.reopen(name),
+                    // Of the two that it needs, another one is missing now.
+                    Err(error) if is_awaited && state.failure != Some(error.to_string()) => {
+                        tracing::error!(port = name, "down until it exists: {error}");
+                        state.failure = Some(error.to_string());
+                        self.touch(name);
+                    }
+                    Err(_) => {}
                 }
             }
         }
@@ -345,6 +348,16 @@ impl Attach {
             Self::Xdp(xdp) => Some(xdp.source(queue)),
             _ => None,
         }
+    }
+}
+
+/// Finds the interface of a port, or, if the port makes it, its network namespace.
+fn find(kind: &Kind) -> Result<(), TapError> {
+    match kind {
+        Kind::AfPacket(of) => find_interface(&of.ifname, of.netns.as_deref()),
+        Kind::AfXdp(of) => find_interface(&of.name, of.netns.as_deref()),
+        Kind::Tap(of) => of.netns.as_deref().map_or(Ok(()), |netns| in_netns(netns, || ())),
+        _ => unreachable!("only these have an interface"),
     }
 }
 

@@ -248,16 +248,7 @@ fn link(port: &Value) -> Vec<Finding> {
         "down" if !error.is_empty() => one(
             "down",
             format!("it is down{error}"),
-            match kind.starts_with("af-") {
-                true => "set the interface up, or make it if it does not exist: the port follows \
-                         within a second; if its name is wrong, correct it in the file, then \
-                         `pvswitch ctl reload`"
-                    .into(),
-                false => format!(
-                    "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch \
-                     ctl add-port`"
-                ),
-            },
+            down_remedy(name, kind, &error),
         ),
         state => one(
             "down",
@@ -265,6 +256,24 @@ fn link(port: &Value) -> Vec<Finding> {
             format!("see the log of the switch, and `pvswitch ctl show {name}`"),
         ),
     }
+}
+
+/// What to do about a port whose interface, or its network namespace, is missing or down.
+fn down_remedy(name: &str, kind: &str, error: &str) -> String {
+    let what = if error.contains("network namespace") && error.contains("does not exist") {
+        "make the network namespace (ip netns add NAME)"
+    } else if kind.starts_with("af-") {
+        "set the interface up, or make it if it does not exist"
+    } else {
+        return format!(
+            "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch ctl \
+             add-port`"
+        );
+    };
+    format!(
+        "{what}: the port follows within a second; if its name is wrong, correct it in the file, \
+         then `pvswitch ctl reload`"
+    )
 }
 
 /// Fewer queues than the port has.

@@ -157,6 +157,35 @@ pub fn waits_for_its_interface(wires: &Wires, kind: &str, set_up: impl Fn(&str) 
     assert_eq!(switch.process.end().code(), Some(0));
 }
 
+/// Ports of this kind whose network namespace does not exist at the start are down until it does
+/// and has their interface; a TAP makes its own.
+pub fn waits_for_its_namespace(wires: &Wires, kind: &str) {
+    let dir = Dir::new();
+    let netns = format!("{}-late", wires.mid);
+    let [_, other] = wires.ports(kind, "");
+    let ports = [format!("a={kind}:va,netns={netns}"), format!("t=tap:t0,netns={netns}"), other];
+    let switch = Switch::start(&dir, &[], &ports);
+    let is = |port: &str, wanted: &str| {
+        let [state, error] = state(&switch, port);
+        state == "down" && error.as_str().is_some_and(|error| error.contains(wanted))
+    };
+    let missing = format!("network namespace `{netns}` does not exist");
+    assert!(is("a", &missing) && is("t", &missing) && switch.is_up("b"), "{}", switch.log());
+    for port in ["a", "t"] {
+        let why = String::from_utf8(switch.ctl(&["why", port, "--seconds", "0"]).stdout).unwrap();
+        assert!(why.contains(&missing) && why.contains("ip netns add"), "{why}");
+    }
+    assert!(ip(&format!("netns add {netns}")));
+    switch.wait_up("t", true);
+    wait_for("the interface to be awaited", || is("a", "interface `va` does not exist"));
+    assert!(ip(&format!("-n {netns} link show t0")), "{}", switch.log());
+    let make = format!("-n {netns} link add va type veth peer name v2");
+    assert!(ip(&make) && ip(&format!("-n {netns} link set va up")));
+    switch.wait_up("a", true);
+    switch.shut_down(&dir);
+    assert!(ip(&format!("netns del {netns}")));
+}
+
 /// A switch with this port.
 pub fn run(port: &str) -> Command {
     let mut command = pvswitch();

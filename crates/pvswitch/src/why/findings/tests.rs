@@ -117,6 +117,9 @@ fn links_that_are_down_come_first_with_their_cause() {
     blocked(&removed, "down", &["it is down; its last error: the TAP", "ctl del-port a"]);
     let missing = removed.with(0, "kind", json!("af-packet:eth1"));
     blocked(&missing, "down", &["set the interface up", "ctl reload"]);
+    let nowhere = json!("network namespace `n` does not exist (/run/netns/n is missing): make it");
+    let nowhere = missing.with(0, "last_error", nowhere);
+    blocked(&nowhere, "down", &["`n` does not exist", "ip netns add", "ctl reload"]);
     let xen = json!({ "vif": "3/0", "state": "waiting for the guest", "front": "Initialising",
                       "back": "InitWait", "error": "ring-ref is missing", "xenstore": "lost" });
     let words = ["vif 3/0 is waiting for the guest", "ring-ref is missing; lost", "xen.md"];
