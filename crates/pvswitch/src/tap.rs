@@ -45,7 +45,10 @@ pub struct TapPort {
 
 /// Opens (or creates) the TAP of a port and sets it up.
 pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
-    let tap = uplink::open(&options(conf))?;
+    let mut options = options(conf);
+    // Of one that may have existed, when all else has succeeded.
+    let mtu = options.mtu.take_if(|_| !conf.of_vif);
+    let tap = uplink::open(&options)?;
     if conf.of_vif {
         // Before scripts set it up: the guest is not connected.
         let what = format!("clear the carrier of `{}`", conf.ifname);
@@ -53,9 +56,15 @@ pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
         cleared.map_err(|error| TapError::Os { what, error })?;
     }
     let port = port(&tap.queues, tap.created, tap.offloads_read, tap.offloads_write)?;
+    let set_mtu = |mtu| uplink::set_mtu(&conf.ifname, conf.netns.as_deref(), mtu);
+    let before = mtu.map(set_mtu).transpose()?;
     // Last: what fails leaves no interface behind, and removes none.
-    if let Some(on) = conf.persist {
-        set_persist(&tap.queues[0], &conf.ifname, on)?;
+    if let Some(on) = conf.persist
+        && let Err(error) = set_persist(&tap.queues[0], &conf.ifname, on)
+    {
+        // The error is the first one.
+        before.map(set_mtu);
+        return Err(error);
     }
     Ok(port)
 }

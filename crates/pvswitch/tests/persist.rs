@@ -1,10 +1,11 @@
-//! What a change that fails leaves of a TAP's `persist`.
+//! What a change that fails leaves of a TAP's `persist` and MTU.
 
 mod common;
 
 use std::process::Command;
 
 use common::{Dir, Switch, may_make_taps, wait_for};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 const NULL: &str = "[port.n]\nkind = \"null\"\n";
 /// A port that fails, after all others.
@@ -37,6 +38,11 @@ impl Interface {
     fn has_address(&self) -> bool {
         let out = Command::new("ip").args(["-4", "addr", "show", "dev", &self.0]).output().unwrap();
         String::from_utf8(out.stdout).unwrap().contains("198.51.100.7")
+    }
+
+    fn mtu(&self) -> u32 {
+        let mtu = std::fs::read_to_string(format!("/sys/class/net/{}/mtu", self.0)).unwrap();
+        mtu.trim().parse().unwrap()
     }
 
     fn port(&self, persist: &str) -> String {
@@ -137,4 +143,29 @@ fn a_port_that_cannot_be_added_leaves_the_persistence_of_its_interface() {
         let interface = if want.is_none() { &new } else { &old };
         assert_eq!(interface.persists(), want, "{port}");
     }
+}
+
+#[test]
+fn a_port_that_cannot_be_added_leaves_the_mtu_of_its_interface() {
+    if !may_make_taps() {
+        return;
+    }
+    let (dir, tap) = (Dir::new(), Interface::new('m'));
+    tap.make();
+    let switch = start(&dir, &[NULL]);
+    let add = || switch.ctl(&["add-port", &format!("t=tap:{},mtu=1400", tap.0)]);
+    // Its last step: the memory for frames, 4 MiB, which it is refused.
+    let statm = std::fs::read_to_string(format!("/proc/{}/statm", switch.pid())).unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * rustix::param::page_size() as u64 + (1 << 20);
+    let pid = Pid::from_raw(i32::try_from(switch.pid()).unwrap());
+    let set = |current| prlimit(pid, Resource::As, Rlimit { current, maximum: None }).unwrap();
+    set(Some(limit));
+    let error = String::from_utf8(add().stderr).unwrap();
+    set(None);
+    assert!(error.contains("cannot allocate memory for frames"), "{error}");
+    assert_eq!(tap.mtu(), 1500);
+    let added = add();
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    assert_eq!(tap.mtu(), 1400);
 }
