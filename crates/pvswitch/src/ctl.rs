@@ -267,6 +267,7 @@ fn show(answer: &Value, details: bool) {
     if let Some(fdb) = addresses(&answer["fdb"]) {
         println!("{fdb}");
     }
+    keeping(&answer["keep"]).iter().for_each(|line| println!("{line}"));
     let heads = ["PORT", "STATE", "QUEUES", "FAULTS", "KIND"].map(String::from).to_vec();
     let row = |port: &Value| {
         let fallback = if port["up"] == true { "up" } else { "down" };
@@ -284,6 +285,18 @@ fn show(answer: &Value, details: bool) {
     for (port, line) in list(answer, "ports").zip(lines) {
         println!("{line}");
         about_port(port, details).iter().for_each(|line| println!("{INDENT}{line}"));
+    }
+}
+
+/// What happens to guests if the process is killed; `None`: its state is not to be kept.
+fn keeping(keep: &Value) -> Option<&'static str> {
+    match text(keep) {
+        "on" => Some("keep on: after a kill of this process, the next one continues its ports"),
+        "failed" => Some(
+            "keep failed: the state is not kept, and after a kill guests must reconnect; the log \
+             says why",
+        ),
+        _ => None,
     }
 }
 

@@ -267,11 +267,15 @@ fn switch_goes_on_without_its_keeper() {
     let mut switch = Switch::start(&dir, &["--keep"], &ports);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
     let process = switch.pid();
+    let shown = String::from_utf8(switch.ctl(&["show"]).stdout).unwrap();
+    assert!(shown.contains("keep on: "), "{shown}");
     switch.process.kill();
     wait_for("the loss to be reported", || switch.log().contains("the keeper process has ended"));
     pair.wait_for_replies(&switch);
     assert_eq!(switch.pid(), process);
     assert_eq!(switch.json(&["show"])["keep"], "failed");
+    let shown = String::from_utf8(switch.ctl(&["show"]).stdout).unwrap();
+    assert!(shown.contains("keep failed: "), "{shown}");
     pair.end();
     switch.shut_down(&dir);
 }
