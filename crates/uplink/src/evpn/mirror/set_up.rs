@@ -25,10 +25,11 @@ impl Mirror {
                     if self.table.links.get(link).is_some_and(|l| l.learns == Some(true)) {
                         wanted.push((*place, Request::StopLearning { link }));
                     }
-                    let former = std::mem::take(&mut tap.former).into_iter();
-                    let delete = |vlans| (*place, Request::DeleteVlans { link, vlans });
-                    wanted.extend(former.filter(|_| at.is_aware).map(delete));
                     let vlans = Vlans::of(&tap.member.vlan);
+                    let former = std::mem::take(&mut tap.former).into_iter();
+                    let leaving = foreign(&vlans, at.pvid).into_iter().chain(former);
+                    let delete = |vlans| (*place, Request::DeleteVlans { link, vlans });
+                    wanted.extend(leaving.filter(|_| at.is_aware).map(delete));
                     if at.is_aware && vlans != Vlans::default() {
                         wanted.push((*place, Request::AddVlans { link, vlans }));
                     }
@@ -40,4 +41,11 @@ impl Mirror {
             self.request(send, &request, Flight::Setting(place));
         }
     }
+}
+
+/// The bridge's default VLAN, if it is not the port's. The kernel gives it to each interface that
+/// joins, untagged: its frames would enter the port's VLAN of untagged frames.
+fn foreign(own: &Vlans, pvid: u16) -> Option<Vlans> {
+    let is_foreign = *own != Vlans::default() && pvid != 0 && own.untagged != Some(pvid);
+    is_foreign.then(|| Vlans { tagged: Vec::new(), untagged: Some(pvid) })
 }

@@ -617,9 +617,9 @@ fn a_tap_outside_any_bridge_is_put_into_its_own() {
 }
 
 #[test]
-fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
+fn vlans_that_are_not_those_of_its_port_are_removed_from_an_interface() {
     let mut world = World::new();
-    world.kernel.links[0].kind = Kind::Bridge { is_aware: true, pvid: 1 };
+    world.kernel.links[0].kind = Kind::Bridge { is_aware: true, pvid: 20 };
     let mut sent = Vec::new();
     for vlans in [&[10][..], &[20], &[30, 40], &[]] {
         // The last two before the first of them reaches the bridge.
@@ -648,11 +648,12 @@ fn vlans_that_a_port_has_left_are_removed_from_its_interface() {
         }
     }
     let (ten, twenty, thirty, forty) = (Some(10), Some(20), Some(30), Some(40));
-    let first = [(true, ten), (false, ten), (true, twenty)];
+    // The bridge's default VLAN, which it has since it joined, unless it is the port's.
+    let first = [(false, twenty), (true, ten), (false, ten), (true, twenty), (false, twenty)];
     let then = [(false, twenty), (false, thirty), (true, forty), (false, forty)];
     assert_eq!(sent, [&first[..], &then].concat());
     let vids: Vec<_> = world.kernel.entries.keys().map(|key| key.vid).collect();
-    assert_eq!(vids, [1], "entries go before the VLAN in which they are");
+    assert_eq!(vids, [20], "entries go before the VLAN in which they are");
 }
 
 #[test]
