@@ -1,7 +1,6 @@
 //! One burst of an ingress queue, as drivers with real ports serve it.
 
 use crate::fair::{BurstUsage, Meter, Spent};
-use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::Ingress;
@@ -184,10 +183,7 @@ fn announce(
 ) -> bool {
     let mut any = false;
     while let Some(mac) = source.tuning.take_announcement() {
-        let frame = rarp(mac);
-        source.stats.frames.add(1);
-        source.stats.bytes.add(frame.len() as u64);
-        findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now));
+        findings.merge(forwarder.announce(source, mac, now));
         any = true;
     }
     any

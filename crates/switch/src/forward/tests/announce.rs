@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::flow::be16;
-use crate::tenant::Vlan;
+use crate::tenant::{Rules, Tenants, Vlan};
 
 #[test]
 fn addresses_are_announced_with_the_tags_that_the_port_has() {
@@ -52,4 +52,41 @@ fn addresses_that_do_not_fit_are_left_and_a_port_that_is_down_takes_none() {
     port.set_active(1);
     rig.port(1).fault_after = 0;
     assert!(port.announce(&all, &carries).is_err());
+}
+
+/// A port with these VLANs announces an address of its guest to another one, which carries all.
+fn announced(vlan: Vlan) -> Vec<u16> {
+    let mut rig = Rig::new(Mode::Switch, 2, 1);
+    let rules = Arc::new(Rules { vlan, ..Rules::default() });
+    rig.forwarder.set_tenants(Tenants::new(vec![Some(rules), None]));
+    let found = rig.forwarder.announce(&rig.sources[0], mac(1), rig.now);
+    rig.found.merge(found);
+    let got: Vec<_> = rig.got(1).iter().map(|frame| sender_and_tag(frame)).collect();
+    assert_eq!(rig.stats(0).frames.get(), got.len() as u64, "as frames of its own");
+    let vlans: Vec<u16> = got.iter().map(|(_, vlan)| *vlan).collect();
+    for vlan in &vlans {
+        assert_eq!(rig.fdb.lookup(mac(1), *vlan, 1), Some(PortId(0)), "frames reach it there");
+    }
+    vlans
+}
+
+#[test]
+fn addresses_of_a_trunk_are_announced_in_each_of_its_vlans() {
+    let trunk = |vids: &[u16], native| Vlan::Trunk { vids: vids.iter().copied().collect(), native };
+    assert_eq!(announced(Vlan::Transparent), [0]);
+    assert_eq!(announced(Vlan::Access(5)), [5]);
+    assert_eq!(announced(trunk(&[5, 7], None)), [5, 7]);
+    assert_eq!(announced(trunk(&[5, 7], Some(7))), [7, 5]);
+}
+
+#[test]
+fn addresses_of_a_trunk_with_many_vlans_are_announced_in_some() {
+    let mut rig = Rig::new(Mode::Switch, 2, 1);
+    let vlan = Vlan::Trunk { vids: (1..4095).collect(), native: Some(4000) };
+    let rules = Arc::new(Rules { vlan, ..Rules::default() });
+    rig.forwarder.set_tenants(Tenants::new(vec![Some(rules), None]));
+    let found = rig.forwarder.announce(&rig.sources[0], mac(1), rig.now);
+    rig.found.merge(found);
+    let got: Vec<_> = rig.got(1).iter().map(|frame| sender_and_tag(frame).1).collect();
+    assert_eq!(got, std::iter::once(4000).chain(1..64).collect::<Vec<_>>());
 }
