@@ -68,7 +68,7 @@ const STEPS: [Step; 16] = [
     .beside(),
     step("static", 10, "xtask static --check", NO_ENV, "Cargo.toml", Kind::Rigs).beside(),
     step("deny", 5, "xtask deny", NO_ENV, "deny.toml", Kind::Rigs).beside(),
-    step("counts", 15, "xtask counts", NO_ENV, crate::counts::BASELINE, Kind::Rigs).beside(),
+    step("counts", 45, "xtask counts", NO_ENV, crate::counts::BASELINE, Kind::Rigs).beside(),
     step(
         "loom",
         20,
@@ -198,6 +198,11 @@ impl Counts {
     }
 }
 
+/// Whether this is CI: `CI` is set in the environment.
+pub fn in_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false")
+}
+
 /// Names of all steps, and of those of the weekly form.
 pub fn names() -> [Vec<&'static str>; 2] {
     [&STEPS[..], &weekly::STEPS].map(|steps| steps.iter().map(|step| step.name).collect())
@@ -217,7 +222,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         return Err(format!("no step '{unknown}'; there are: {}", known.join(", ")));
     }
     let begun = Instant::now();
-    let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
+    let limited = in_ci();
     let mut counts = Counts::default();
     let mut failures = Vec::new();
     let run_those = |beside: bool| -> Vec<(&str, Outcome)> {

@@ -7,6 +7,9 @@
 //! library selects its `memcpy`: it is made to select the one that every x86-64 CPU has. What
 //! remains is the compiler, whose version is pinned, and the C library; the baseline names both.
 //!
+//! Where a path has more, the commits that may have done it are named; `--bisect`, and any run in
+//! CI, counts some of them to find the one.
+//!
 //! `--stages WORDS` prints where the instructions of a case are, and the cache lines it misses, of
 //! any case of the benchmark: by function, those inlined included in the one they are part of.
 
@@ -17,11 +20,16 @@ use std::process::{Command, Stdio};
 use crate::bench;
 use crate::command::succeed;
 
+use self::blame::Suspects;
+
+mod blame;
 mod stages;
 
 /// The baseline: paths, which are cases of the benchmark, and their counts.
 pub const BASELINE: &str = "crates/guest/benches/counts.csv";
-const USAGE: &str = "usage: cargo xtask counts [--write | --baseline FILE | --stages WORDS...]\n\
+const USAGE: &str = "usage: cargo xtask counts\n       \
+    [--bisect | --write | --baseline FILE | --stages WORDS...]\n\
+    --bisect: builds commits since the baseline until it has found the one that made a path fail.\n\
     --write: makes the counts of this tree the baseline.\n\
     --stages: instructions and missed cache lines of each frame by function, of the cases of\n    \
     `bench forward` whose names contain all WORDS.";
@@ -44,10 +52,12 @@ const TUNABLES: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast
 /// What is wrong with the arguments or the baseline; a program that cannot be built or run.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (write, file) = match words[..] {
-        [] => (false, root.join(BASELINE)),
-        ["--write"] => (true, root.join(BASELINE)),
-        ["--baseline", file] => (false, file.into()),
+    let in_ci = crate::ci::in_ci();
+    let (write, bisect, file) = match words[..] {
+        [] => (false, in_ci, root.join(BASELINE)),
+        ["--bisect"] => (false, true, root.join(BASELINE)),
+        ["--write"] => (true, false, root.join(BASELINE)),
+        ["--baseline", file] => (false, false, file.into()),
         ["--stages", ref of @ ..] if !of.is_empty() => return print_stages(root, of),
         _ => return Err(USAGE.into()),
     };
@@ -55,9 +65,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let text = text.map_err(|error| format!("{}: {error}", file.display()))?;
     let baseline = Baseline::parse(&text).map_err(|why| format!("{}: {why}", file.display()))?;
     if let Err(why) = can_count() {
-        println!("skipped  all paths: {why}");
-        println!("0 passed, 0 failed, {} skipped", baseline.paths.len());
-        return Ok(!write);
+        let (lines, passed) = not_counted(&why, baseline.paths.len(), in_ci);
+        println!("{lines}");
+        return Ok(passed && !write);
     }
     let bench = bench::build_bench(root)?;
     let mut counts = Vec::new();
@@ -80,6 +90,17 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let results: Vec<Verdict> = results.collect();
     results.iter().for_each(|verdict| println!("{}", verdict.line));
     let failed = results.iter().filter(|verdict| !verdict.passed).count();
+    if failed > 0 {
+        let suspects = Suspects::since(root, &commit);
+        println!("{}", suspects.listed());
+        let paths = baseline.paths.iter().zip(&results).filter(|(_, verdict)| !verdict.passed);
+        match bisect {
+            true => paths.for_each(|((path, before), _)| {
+                println!("{}", search(root, &suspects, path, *before));
+            }),
+            false => println!("which of them: cargo xtask counts --bisect"),
+        }
+    }
     println!("{} passed, {failed} failed, 0 skipped", results.len() - failed);
     Ok(failed == 0)
 }
@@ -147,6 +168,31 @@ fn judge(path: &str, before: f64, now: f64, commit: &str) -> Verdict {
         format!("passed   {what}, {percent:+.1} %")
     };
     Verdict { passed, line }
+}
+
+/// What is printed where nothing can be counted, and whether that passes: not in CI, which has what
+/// it needs.
+fn not_counted(why: &str, paths: usize, in_ci: bool) -> (String, bool) {
+    match in_ci && cfg!(target_arch = "x86_64") {
+        true => (format!("failed   all paths: {why}\n0 passed, {paths} failed, 0 skipped"), false),
+        false => {
+            let skipped = format!("0 passed, 0 failed, {paths} skipped");
+            (format!("skipped  ALL PATHS, NOTHING IS JUDGED: {why}\n{skipped}"), true)
+        }
+    }
+}
+
+/// Finds the commit with which a path became too expensive, and says so.
+fn search(root: &Path, suspects: &Suspects, path: &str, before: f64) -> String {
+    let found = suspects.first_bad(|commit| {
+        let bench = bench::build_bench(&blame::checked_out(root, commit)?)?;
+        // A case that a commit does not have costs it nothing.
+        Ok(count(&bench, path)?.is_some_and(|now| !judge(path, before, now, commit).passed))
+    });
+    match found {
+        Ok(commit) => format!("{path}: by {commit}"),
+        Err(why) => format!("{path}: the commit was not found: {why}"),
+    }
 }
 
 /// The commit that changed the baseline last.
@@ -296,6 +342,16 @@ mod tests {
         assert!(verdict.passed && !verdict.line.contains("renewed"), "{}", verdict.line);
         let verdict = judge("a", 1000.0, 979.0, "abc123");
         assert!(verdict.passed && verdict.line.contains("may be renewed"), "{}", verdict.line);
+    }
+
+    #[test]
+    fn without_valgrind_ci_fails_and_others_skip_loudly() {
+        let (lines, passed) = not_counted("no valgrind", 7, true);
+        assert_eq!(passed, !cfg!(target_arch = "x86_64"));
+        assert!(passed || lines.ends_with("0 passed, 7 failed, 0 skipped"), "{lines}");
+        let (lines, passed) = not_counted("no valgrind", 7, false);
+        assert!(passed && lines.contains("NOTHING IS JUDGED: no valgrind"), "{lines}");
+        assert!(lines.ends_with("0 passed, 0 failed, 7 skipped"), "{lines}");
     }
 
     #[test]

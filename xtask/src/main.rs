@@ -27,7 +27,7 @@ const USAGE: &str = "\
 usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree beside a commit's
        cargo xtask ci [weekly] [STEP...]
                                    runs all steps of CI, or those named; of its weekly form
-       cargo xtask counts [--write | --baseline FILE]
+       cargo xtask counts [--bisect | --write | --baseline FILE]
                                    compares instructions of each frame with the baseline
        cargo xtask lab [--default] [STUDY...]
                                    runs all studies in their smallest form, or those named;

@@ -51,6 +51,12 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("plugin", &["api"]),
     ("xtask", &["api"]),
 ];
+/// A crate's folder, and those of the crates that it may use.
+pub fn rooms_below(room: &'static str) -> Vec<&'static str> {
+    let below = ARROWS.iter().find(|(name, _)| *name == room).map_or(&[][..], |(_, below)| below);
+    std::iter::once(room).chain(below.iter().copied()).collect()
+}
+
 const TESTS_ONLY: &str = "sim";
 
 /// Rooms that may depend only on these foreign crates, and on loom for models.
