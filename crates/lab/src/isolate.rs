@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
@@ -23,7 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::mount::MountFlags;
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal,
+    set_parent_process_death_signal,
+};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -124,11 +127,15 @@ impl Outside {
             .process_group(0)
             .spawn()
             .map_err(|error| Error::failed(format!("cannot start itself again: {error}")))?;
+        let inside = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+            .map_err(|error| Error::failed(format!("pidfd_open: {error}")))?;
         let (stdin, handle) = (child.stdin.take(), signals.handle());
-        let forward = std::thread::spawn(move || forward(&mut signals, stdin));
+        let forward = std::thread::spawn(move || forward(&mut signals, stdin, &inside));
         let status = child.wait();
         handle.close();
-        let _ = forward.join();
+        if let Ok(Some(signal)) = forward.join() {
+            return Ok(128 | signal);
+        }
         let status = status.map_err(|error| Error::failed(format!("wait: {error}")))?;
         Ok(match (status.code(), status.signal()) {
             (Some(code), _) => u8::try_from(code).unwrap_or(1),
@@ -138,17 +145,20 @@ impl Outside {
     }
 }
 
-/// Forwards signals to the inside; at the second one this process ends, and with it the inside.
-fn forward(signals: &mut Signals, mut stdin: Option<ChildStdin>) {
+/// Forwards signals to the inside; the second one kills it, and is returned.
+fn forward(signals: &mut Signals, mut stdin: Option<ChildStdin>, inside: &OwnedFd) -> Option<u8> {
     for (i, signal) in signals.forever().enumerate() {
+        let signal = u8::try_from(signal).unwrap_or(0);
         if i > 0 {
-            std::process::exit(128 | signal);
+            // It fails if it has ended.
+            let _ = pidfd_send_signal(inside, Signal::KILL);
+            return Some(signal);
         }
         if let Some(stdin) = &mut stdin {
-            let _ =
-                stdin.write_all(&[u8::try_from(signal).unwrap_or(0)]).and_then(|()| stdin.flush());
+            let _ = stdin.write_all(&[signal]).and_then(|()| stdin.flush());
         }
     }
+    None
 }
 
 /// Checks that namespaces are permitted; returns whether a user namespace is needed.

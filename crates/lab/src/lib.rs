@@ -12,6 +12,7 @@
 pub mod claims;
 pub mod distance;
 pub mod error;
+pub mod hugepages;
 pub mod isolate;
 pub mod machine;
 pub mod plan;

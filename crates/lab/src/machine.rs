@@ -25,7 +25,7 @@ pub struct Machine {
     pub governor: String,
     /// Name of the hypervisor, if known; empty: none.
     pub hypervisor: String,
-    /// Huge pages that were free when it began: DPDK's programs run on them where there are enough.
+    /// Huge pages that were free when it began, reserved ones included.
     #[serde(default)]
     pub huge_pages_free: u64,
     /// Huge pages of the default size, free or not; 0 in results of older versions.
@@ -111,7 +111,7 @@ impl Machine {
             hypervisor: if hypervised && hypervisor.is_empty() { "yes".into() } else { hypervisor },
             huge_pages_free: huge_pages_free(),
             huge_pages_total: meminfo("HugePages_Total:"),
-            huge_page_kib: meminfo("Hugepagesize:"),
+            huge_page_kib: huge_page_kib(),
             transparent_huge_pages: selected(&line("/sys/kernel/mm/transparent_hugepage/enabled")),
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
@@ -176,6 +176,11 @@ fn version(tool: &str) -> Option<String> {
 /// Free huge pages of the default size.
 pub fn huge_pages_free() -> u64 {
     meminfo("HugePages_Free:")
+}
+
+/// Default size of huge pages, in KiB; 0: the kernel has none.
+pub fn huge_page_kib() -> u64 {
+    meminfo("Hugepagesize:")
 }
 
 /// A number of `/proc/meminfo`; 0 if it is not there.

@@ -20,6 +20,7 @@ pub use order::{Ask, Order};
 use serde_json::json;
 
 use crate::error::Error;
+use crate::hugepages::Reserved;
 use crate::isolate::{self, Inside, Side};
 use crate::plan::Scale;
 use crate::report::{Entry, Verdict, write_index};
@@ -111,6 +112,8 @@ pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
         Side::Outside(outside) => {
             eprintln!("{}", order.in_short(&there));
             order.warn_of_missing_tools();
+            // Here, as nothing can be restored inside, which may be killed.
+            let _reserved = Reserved::free(order.study.huge_mib(&order.plan));
             outside.run(&order.keep()?)
         }
         Side::Inside => inside(ask, &order),

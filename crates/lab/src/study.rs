@@ -118,6 +118,10 @@ pub trait Study: Sync {
     fn is_speed_up(&self, _cell: &Cell, _base: &Cell, _measure: &str) -> bool {
         false
     }
+    /// Huge pages that the switches of a plan need, in MiB: reserved while it runs.
+    fn huge_mib(&self, _plan: &Plan) -> u64 {
+        0
+    }
     /// The original study's results, for the cells of a plan; none of our own studies.
     fn claims(&self, _plan: &Plan) -> Vec<Claim> {
         Vec::new()

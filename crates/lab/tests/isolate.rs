@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use pvswitch_lab::Error;
 
+/// The lab writes it when it has restored what it had changed.
+const RETURNED: &str = "the lab has returned";
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     if args.next().as_deref() == Some("run") {
@@ -46,7 +49,9 @@ fn the_lab(args: Vec<String>) -> ExitCode {
         }
     }
     ask.judge = true;
-    match pvswitch_lab::run::run(&ask, common::STUDIES) {
+    let ended = pvswitch_lab::run::run(&ask, common::STUDIES);
+    eprintln!("{RETURNED}");
+    match ended {
         Ok(status) => status.into(),
         Err(Error::Usage(what)) => {
             eprintln!("{what}");
@@ -166,7 +171,10 @@ fn a_second_signal_ends_it_at_once() {
     kill("INT", child.id());
     kill("TERM", child.id());
     let output = child.wait_with_output().unwrap();
-    assert!(matches!(output.status.code(), Some(130 | 143)), "{}", words(&output));
+    let text = words(&output);
+    assert!(matches!(output.status.code(), Some(130 | 143)), "{text}");
+    // Else huge pages that it has reserved stay reserved.
+    assert!(text.contains(RETURNED), "{text}");
     nothing_is_left();
 }
 

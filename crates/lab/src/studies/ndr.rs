@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use self::search::{Limits, Outcome, Search, Step};
 use super::grid::{has, ratio, shown};
 use super::peers::ends::Sockets;
+use super::peers::memory;
 use super::soak::ledger::Ledger;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
@@ -182,6 +183,10 @@ impl Study for Ndr {
         if cell.get("switch").starts_with("ovs") { 17.0 } else { 12.0 }
     }
 
+    fn huge_mib(&self, plan: &Plan) -> u64 {
+        memory::wanted_mib(plan)
+    }
+
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         Tester::start(run)?.figures(run)
     }
@@ -350,6 +355,7 @@ impl<'a> Tester<'a> {
         if max <= 0.0 {
             return Err(Fail::Cell("no frame was received".into()));
         }
+        self.ends.check_huge_pages(self.stage, run.cell.get("switch"))?;
         self.figures.insert("max", max);
         self.search("ndr", 0.0, run.seconds, max)?;
         let pdr = self.search("pdr", PDR_LOSS, run.seconds, max)?;

@@ -3,15 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::built;
+use super::{built, memory};
 use crate::error::Fail;
-use crate::machine::huge_pages_free;
 use crate::stage::{
     Namespace, Nic, NicOptions, Place, Port, Process, Proto, REPLAY_RING, START_MAX_S, Stage,
     Switch, SwitchOptions, cpu_ns, need, wait_for,
 };
 
-const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+pub(super) const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Commands of ovs-vsctl that make a bridge with two ports.
 const BRIDGE: &str = "\
@@ -20,8 +19,6 @@ const BRIDGE: &str = "\
     -- add-port br0 v1 -- set interface v1 type=dpdkvhostuser";
 /// `pmd-maxsleep` of Open vSwitch where its poll thread may sleep, in us.
 const OVS_SLEEP_US: u32 = 500;
-/// Number of 2 MiB huge pages that a DPDK program needs.
-const HUGE_PAGES: u64 = 300;
 
 /// Two guests with a kernel's network stack, connected by a peer.
 pub struct Nets {
@@ -144,6 +141,7 @@ pub struct Sockets {
 impl Sockets {
     /// Starts `peer` with two ports.
     pub fn build(stage: &Stage, peer: &str) -> Result<Self, Fail> {
+        memory::need(peer)?;
         match peer {
             "pvswitch" | "pvswitch-spin" | "pvswitch-cross" => {
                 let (ports, both) = Port::many(stage, "g", stage.proto, 2)?;
@@ -185,7 +183,7 @@ impl Sockets {
             "-v -l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
              --file-prefix {} {}",
             stage.unique("lab"),
-            memory()
+            memory::DPDK
         );
         for (i, socket) in paths(&ports).iter().enumerate() {
             words += &format!(" --vdev net_vhost{i},iface={}", socket.display());
@@ -305,7 +303,7 @@ fn ovs_settings(stage: &Stage, sleep_us: u32) -> [String; 6] {
         ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
         ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
         ("pmd-maxsleep", sleep_us.to_string()),
-        ("dpdk-extra", format!("--no-pci {}", memory())),
+        ("dpdk-extra", format!("--no-pci {}", memory::DPDK)),
     ];
     settings.map(|(key, value)| format!("other_config:{key}=\"{value}\""))
 }
@@ -325,12 +323,6 @@ fn start_ours(stage: &Stage, peer: &str, ports: &[Port]) -> Result<Switch, Fail>
 
 pub(super) fn cpu(cpus: &[usize]) -> usize {
     cpus.first().copied().unwrap_or(0)
-}
-
-/// Returns memory options of DPDK: huge pages if enough are free, which the lab does not change.
-fn memory() -> &'static str {
-    let huge = huge_pages_free() >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
-    if huge { "--in-memory -m 512" } else { "--no-huge --legacy-mem --no-shconf -m 512" }
 }
 
 /// Returns CPU time, in ns, and voluntary context switches of all threads of some processes.
