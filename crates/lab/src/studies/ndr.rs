@@ -1,6 +1,8 @@
 //! `ndr`: the highest load without loss (NDR) and with at most 0.5 % (PDR), and latency below it.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use api::Request;
 use serde_json::Value as Json;
@@ -47,11 +49,14 @@ const HELD_MAX_S: f64 = 10.0;
 const TRIAL_MAX_S: f64 = 60.0;
 /// Folder of the histograms, in that of the results.
 const LATENCY: &str = "latency";
+/// More flows than the 8192 that Open vSwitch's exact-match cache holds.
+const FLOWS: &str = "10000";
 
 const ABOUT: &str = "\
 One thread is both guests (gen --mode trial): it offers frames at a rate, reads what arrives, and \
 never sleeps; the switch has the other CPU. Sizes include FCS, as in RFC 2544; imix is 7 of 64, 4 \
-of 594 and 1 of 1518 bytes. Addresses: each guest has so many, and the frames take them in turn. \
+of 594 and 1 of 1518 bytes. Addresses: each guest has so many, and the frames take them in turn, \
+as they do with flows, which are UDP source ports. \
 Ways 2: both guests send. Rates are of all frames, of both ways.\n\n\
 A frame is lost if it was due in the window of a trial and did not arrive, up to 0.2 s without a \
 frame after the window. A switch that drops frames and one that leaves them in the sender's ring \
@@ -65,9 +70,9 @@ unstable, and there is no figure. Latency is measured at 10, 50 and 90 % of the 
 at which a frame was due, whether or not it could be sent then: a stall delays all frames that \
 were due in it. Latency in the switch counts from the time at which a frame's descriptor was made \
 available to the one at which its used element was seen by the guest, which polls: waiting for \
-room in the ring is not in it, nor is a wake-up. Folder latency has the histogram of each such \
-trial as an HdrHistogram log, in ns, \
-which its tools merge. Guests idle: time in which the guests' CPU found nothing to send or to \
+room in the ring is not in it, nor is a wake-up. Folder latency has an HdrHistogram log of \
+each cell and part, in ns, with an interval for each run, which its tools merge. \
+Guests idle: time in which the guests' CPU found nothing to send or to \
 receive at 90 % of the PDR; where there is almost none, that CPU is the limit, not the switch.";
 
 const MEASURES: [Measure; 30] = [
@@ -146,10 +151,10 @@ impl Study for Ndr {
 
     fn plan(&self, scale: Scale) -> Plan {
         let sizes = SIZES.map(|(size, _)| size);
-        let (sizes, addresses, ways): (&[&str], &[u32], &[u32]) = match scale {
-            Scale::Smallest => (&["imix"], &[1000], &[2]),
-            Scale::Quick => (&sizes[..1], &[1], &[1]),
-            Scale::Usual | Scale::Full => (&sizes, &[1, 1000, 100_000], &[1, 2]),
+        let (sizes, addresses, ways, flows): (&[&str], &[u32], &[u32], &[&str]) = match scale {
+            Scale::Smallest => (&["imix"], &[1000], &[2], &[FLOWS]),
+            Scale::Quick => (&sizes[..1], &[1], &[1], &["1"]),
+            Scale::Usual | Scale::Full => (&sizes, &[1, 1000, 100_000], &[1, 2], &["1", FLOWS]),
         };
         let switches: &[&str] = match scale {
             Scale::Smallest => &["pvswitch"],
@@ -165,16 +170,22 @@ impl Study for Ndr {
             Axis::new("size", sizes),
             Axis::new("addresses", addresses),
             Axis::new("ways", ways),
+            Axis::new("flows", flows),
             Axis::new("switch", switches),
         ];
         Plan::new(FACTS.name, 1, seconds, axes).with_power(self, scale)
     }
 
-    /// Each size, number of addresses, and both ways by itself, and all together for imix.
+    /// Each size, number of addresses, both ways, and many flows by itself, and all together for
+    /// imix.
     fn has(&self, cell: &Cell) -> bool {
         matches!(
-            (cell.get("size"), cell.get("addresses"), cell.get("ways")),
-            (_, "1", "1") | ("64", "1", _) | ("64", _, "1") | ("imix", "1000", "2")
+            (cell.get("size"), cell.get("addresses"), cell.get("ways"), cell.get("flows")),
+            (_, "1", "1", "1")
+                | ("64", "1", _, "1")
+                | ("64", _, "1", "1")
+                | ("64", "1", "1", _)
+                | ("imix", "1000", "2", FLOWS)
         )
     }
 
@@ -283,9 +294,10 @@ impl<'a> Tester<'a> {
             return Err(Fail::Cell(format!("size {}: use 64, 1518 or imix", cell.get("size"))));
         };
         let both = if cell.get("ways") == "2" { "--both-ways" } else { "" };
-        let addresses = cell.get("addresses");
+        let (addresses, flows) = (cell.get("addresses"), cell.get("flows"));
         let traffic = format!(
-            "trial --size {size} --addresses {addresses} --peer {PEER} --warm-up 0.05 {both}"
+            "trial --size {size} --addresses {addresses} --flows {flows} --peer {PEER} \
+             --warm-up 0.05 {both}"
         );
         let ends = Sockets::build(stage, cell.get("switch"))?;
         let ways = cell.number("ways").max(1.0);
@@ -376,12 +388,23 @@ impl<'a> Tester<'a> {
             self.figures.insert("unaccounted", ledger.unaccounted().unsigned_abs() as f64);
             switch.check()?;
         }
+        // Last: a run without a result leaves no histogram.
+        if pdr.is_some() {
+            for percent in LOADS {
+                keep(self.stage, run.cell, percent, &self.histogram(percent))?;
+            }
+        }
         Ok(self.figures)
+    }
+
+    /// File of this run's latencies at so many per cent of the PDR.
+    fn histogram(&self, percent: u32) -> PathBuf {
+        self.stage.folder().join(format!("{percent}.hlog"))
     }
 
     /// Measures latency at so many per cent of a load.
     fn latency(&mut self, run: &Run, load: f64, percent: u32) -> Result<(), Fail> {
-        let file = kept(self.stage, run.cell, percent)?;
+        let file = self.histogram(percent);
         let before = cpu_ns(self.ends.backend);
         let begun = std::time::Instant::now();
         let load = load * f64::from(percent) / 100.0;
@@ -411,20 +434,21 @@ impl<'a> Tester<'a> {
     }
 }
 
-/// Path of the next histogram of a cell, in the folder of the results. Its name has no space, as
-/// arguments of `gen` are separated by them.
-fn kept(stage: &Stage, cell: &Cell, percent: u32) -> Result<PathBuf, Fail> {
-    // Relative to the folder of this process, as of its guests.
-    let folder = std::path::absolute(stage.results.join(LATENCY))
-        .and_then(|folder| std::fs::create_dir_all(&folder).map(|()| folder))
-        .map_err(|error| Fail::Over(format!("{}: {error}", stage.results.display())))?;
+/// Adds the interval of a log to that of its cell, in the folder of the results.
+fn keep(stage: &Stage, cell: &Cell, percent: u32, log: &Path) -> Result<(), Fail> {
     let values: Vec<&str> = cell.0.iter().map(|(_, value)| value.as_str()).collect();
-    let name = |n: u32| folder.join(format!("{}-{percent}-{n}.hlog", values.join("-")));
-    let path = (1..).map(name).find(|path| !path.exists()).expect("numbers are unlimited");
-    if path.to_string_lossy().contains(char::is_whitespace) {
-        return Err(Fail::Over(format!("{}: use an --out without spaces", path.display())));
-    }
-    Ok(path)
+    let folder = stage.results.join(LATENCY);
+    let path = folder.join(format!("{}-{percent}.hlog", values.join("-")));
+    let added = std::fs::create_dir_all(&folder).and_then(|()| {
+        let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+        let is_new = file.metadata()?.len() == 0;
+        // Comments and the names of the columns are at the start.
+        let is_head = |line: &str| line.starts_with(['#', '"']);
+        let text = std::fs::read_to_string(log)?;
+        let lines = text.split_inclusive('\n').filter(|line| is_new || !is_head(line));
+        file.write_all(lines.collect::<String>().as_bytes())
+    });
+    added.map_err(|error| Fail::Over(format!("{}: {error}", path.display())))
 }
 
 /// The traffic of a cell, in words.
@@ -434,7 +458,11 @@ fn traffic(cell: &Cell) -> String {
         "1" => "one address".to_string(),
         many => format!("{many} addresses"),
     };
-    format!("{}, {addresses}, {ways}", cell.get("size"))
+    let flows = match cell.get("flows") {
+        "1" => String::new(),
+        many => format!("{many} flows, "),
+    };
+    format!("{}, {addresses}, {flows}{ways}", cell.get("size"))
 }
 
 fn estimate(results: &Results, cell: &Cell, measure: &str) -> Option<Estimate> {
@@ -547,23 +575,32 @@ mod tests {
     fn every_traffic_is_measured_by_itself() {
         let cells = Ndr.plan(Scale::Usual).cells(&Ndr);
         let count = |pairs: &[(&str, &str)]| cells.iter().filter(|cell| has(cell, pairs)).count();
-        assert_eq!(cells.len(), 7 * SWITCHES.len());
+        assert_eq!(cells.len(), 8 * SWITCHES.len());
         for size in SIZES {
             assert!(count(&[("size", size.0), ("switch", "pvswitch")]) > 0, "{size:?}");
         }
-        for (axis, value) in [("addresses", "1000"), ("addresses", "100000"), ("ways", "2")] {
-            assert!(count(&[(axis, value), ("switch", BASE)]) > 0, "{axis} {value}");
+        let alone =
+            [("addresses", "1000"), ("addresses", "100000"), ("ways", "2"), ("flows", FLOWS)];
+        for (axis, value) in alone {
+            assert!(
+                count(&[("size", "64"), (axis, value), ("switch", BASE)]) == 1,
+                "{axis} {value}"
+            );
         }
     }
 
     #[test]
-    fn histograms_of_a_cell_have_names_of_their_own() {
-        let program = std::path::Path::new("/bin/true");
+    fn histograms_of_a_cell_are_intervals_of_one_log() {
+        let program = Path::new("/bin/true");
         let stage = Stage::new(program, &[0], &[1], crate::stage::Proto::Virtio).unwrap();
         let cell = Cell(vec![("size".into(), "64".into()), ("switch".into(), "pvswitch".into())]);
-        let first = kept(&stage, &cell, 10).unwrap();
-        assert!(first.ends_with("latency/64-pvswitch-10-1.hlog"), "{}", first.display());
-        std::fs::write(&first, "").unwrap();
-        assert!(kept(&stage, &cell, 10).unwrap().ends_with("64-pvswitch-10-2.hlog"));
+        let log = stage.folder().join("log");
+        for run in 1..=2 {
+            std::fs::write(&log, format!("#[a]\n\"Start\"\n{run},2,3,HISTF\n")).unwrap();
+            keep(&stage, &cell, 10, &log).unwrap();
+        }
+        let kept = stage.results.join("latency/64-pvswitch-10.hlog");
+        let kept = std::fs::read_to_string(kept).unwrap();
+        assert_eq!(kept, "#[a]\n\"Start\"\n1,2,3,HISTF\n2,2,3,HISTF\n");
     }
 }

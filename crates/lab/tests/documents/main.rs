@@ -80,12 +80,27 @@ fn files(folder: &str) -> BTreeSet<String> {
     String::from_utf8(list.stdout).unwrap().lines().map(Into::into).collect()
 }
 
+/// Most bytes of a folder's histograms.
+const HISTOGRAMS_MAX: u64 = 512 << 10;
+
+/// A log of latencies, which other tools merge.
+fn is_histogram(name: &str) -> bool {
+    name.strip_prefix("latency/").is_some_and(|log| !log.contains('/') && log.ends_with(".hlog"))
+}
+
 /// Reports and plots, which `pvswitch lab report` makes in the same folder, are not committed.
 #[test]
 fn every_folder_holds_only_measured_files() {
     for folder in folders() {
-        let files = Vec::from_iter(files(&folder));
+        let mut files = files(&folder);
+        // Of an export without git's index, the folder of the logs.
+        files.retain(|name| !is_histogram(name) && name != "latency");
+        let files = Vec::from_iter(files);
         assert_eq!(files, ["machine.json", "plan.toml", "runs.csv"], "docs/results/{folder}");
+        let latency = std::fs::read_dir(root().join("docs/results").join(&folder).join("latency"));
+        let sizes = latency.into_iter().flatten().flatten().map(|f| f.metadata().unwrap().len());
+        let bytes = sizes.sum::<u64>();
+        assert!(bytes <= HISTOGRAMS_MAX, "docs/results/{folder}/latency: {bytes} bytes");
     }
 }
 
