@@ -18,13 +18,11 @@ use xen_netif::front::Agreed;
 
 use crate::guest::Guest;
 use crate::ring::{Buffers, FRAME_MAX, HDR_LEN, Ring};
-use crate::settings::{Setting, Settings, Suppress};
+use crate::settings::{RX_BUFFER, Setting, Settings, Suppress};
 use crate::xen::{self, XenError, XenLink};
 
 /// Size of a transmit buffer: a 64 KiB GSO frame with its headers, page aligned.
 const TX_BUFFER: u64 = 17 * 4096;
-/// Size of a receive buffer; longer frames take several (MRG_RXBUF).
-pub(super) const RX_BUFFER: u64 = 4096;
 /// Size of both for many guests with little traffic.
 const SMALL_BUFFER: u64 = 2048;
 /// Time between two attempts while the other end is absent.
@@ -197,7 +195,7 @@ impl TryFrom<&ConnectOptions> for Connect {
                 features &= !bit;
             }
         }
-        let (buffers, frame_max) = ((TX_BUFFER, RX_BUFFER), FRAME_MAX);
+        let (buffers, frame_max) = ((TX_BUFFER, settings.rx_buffer.into()), FRAME_MAX);
         let (queues, queue_size) = (args.queues, args.queue_size);
         Ok(Self {
             target,
@@ -254,6 +252,7 @@ fn check_xen(args: &ConnectOptions, settings: &Settings) -> Result<(), String> {
         ("--set suppress=flags", settings.suppress == Suppress::Flags),
         ("--set indirect=off", !settings.indirect),
         ("--set checks=off", !settings.checks),
+        ("--set rx-buffer", settings.rx_buffer != RX_BUFFER),
     ] {
         if set {
             return Err(format!("{what}: not supported by Xen rings; omit it"));

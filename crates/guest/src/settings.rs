@@ -9,6 +9,8 @@ use switch::poll::Policy;
 
 /// Most frames sent at once.
 const TX_BURST_MAX: u8 = 64;
+/// Bytes of a receive buffer: a page. Longer frames take several (MRG_RXBUF).
+pub(super) const RX_BUFFER: u16 = 4096;
 
 /// Times at which transmitted buffers are reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +90,8 @@ pub struct Settings {
     pub checks: bool,
     /// `tx-burst`: most frames sent at once.
     pub tx_burst: u8,
+    /// `rx-buffer`: bytes of a receive buffer.
+    pub rx_buffer: u16,
 }
 
 /// One `--set`: an entry of [`driver::TABLE`] and its value.
@@ -115,6 +119,7 @@ impl Settings {
             indirect: true,
             checks: true,
             tx_burst: TX_BURST_MAX,
+            rx_buffer: RX_BUFFER,
         };
         for Setting { entry, queue, value } in sets {
             match (queue, value.text()) {
@@ -150,6 +155,7 @@ impl Settings {
             ("indirect", word) => self.indirect = word == "on",
             ("checks", word) => self.checks = word == "on",
             ("tx-burst", _) => self.tx_burst = n as u8,
+            ("rx-buffer", _) => self.rx_buffer = n as u16,
             (key, _) => unreachable!("the driver half does not implement the setting {key}"),
         }
     }
@@ -182,7 +188,7 @@ impl Settings {
     }
 
     /// Keys and values, as on the command line, without overrides for single queues.
-    pub fn pairs(&self) -> [(&'static str, String); 11] {
+    pub fn pairs(&self) -> [(&'static str, String); 12] {
         let on = |on: bool| if on { "on" } else { "off" }.to_string();
         [
             ("poll", self.poll.to_string()),
@@ -196,6 +202,7 @@ impl Settings {
             ("indirect", on(self.indirect)),
             ("checks", on(self.checks)),
             ("tx-burst", self.tx_burst.to_string()),
+            ("rx-buffer", self.rx_buffer.to_string()),
         ]
     }
 }
@@ -271,6 +278,7 @@ mod tests {
             "indirect=off",
             "checks=off",
             "tx-burst=1",
+            "rx-buffer=2048",
         ];
         let parsed: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
         let settings = Settings::new(Policy::Event, Policy::Spin, &parsed);
@@ -333,6 +341,7 @@ mod tests {
             ("checks=", "use on, off"),
             ("tx-burst=0", "1 to 64"),
             ("tx-burst=65", "1 to 64"),
+            ("rx-buffer=2047", "2048 to 4096"),
         ] {
             let error = bad.parse::<Setting>().unwrap_err();
             assert!(error.contains(hint), "{bad}: {error}");

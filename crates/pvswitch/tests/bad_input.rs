@@ -322,7 +322,7 @@ fn invalid_driver_settings() {
         let to: &[&str] = if args[0] == "--connect" { &[] } else { &["--connect", &socket] };
         fails(command(&[&["gen", "--replay"], to, args].concat()), USAGE, &[want]);
     }
-    let bad: [(&[&str], &str); 11] = [
+    let bad: [(&[&str], &str); 12] = [
         (&["--set", "tx-complete=orphan"], "did you mean 'tx-completion'?"),
         (&["--set", "nonsense=1"], "known: tx-completion, tx-full, rx-refill, header, offset"),
         (&["--set", "tx-completion=on-half"], "use orphan, before-tx, timer:HZ, on-empty"),
@@ -332,6 +332,7 @@ fn invalid_driver_settings() {
         (&["--set", "checks"], "use on, off"),
         (&["--set", "suppress=none"], "virtqueues have suppress=flags"),
         (&["--set", "tx-burst=0"], "1 to 64"),
+        (&["--set", "rx-buffer=1500"], "2048 to 4096"),
         (&["--poll", "tmer"], "use one of event, napi"),
         (&["--kick", "coalesce:5"], "coalesce:USECS,FRAMES"),
     ];

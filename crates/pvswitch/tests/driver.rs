@@ -18,7 +18,7 @@ const POLICIES: [&str; 8] = [
     "spin",
     "adaptive",
 ];
-const SETS: [&str; 16] = [
+const SETS: [&str; 17] = [
     "tx-completion=before-tx",
     "tx-completion=timer:1000",
     "tx-completion=on-empty",
@@ -35,6 +35,7 @@ const SETS: [&str; 16] = [
     "checks=off",
     "rx-refill=at-once",
     "tx-burst=1",
+    "rx-buffer=2048",
 ];
 /// Number of pairs of guests at a time.
 const PAIRS: usize = 4;
@@ -239,6 +240,22 @@ fn effects_of_settings_are_counted() {
     assert!(empty("calls_tx") > 0 && empty("reclaimed_buffers") >= empty("sent_frames") - 64);
     let kicks = sent(&["--kick", "timer:200"]);
     assert!(kicks("kicks_tx") <= 2 * 80, "{}", kicks("kicks_tx"));
+}
+
+#[test]
+fn a_frame_takes_as_many_receive_buffers_as_their_size_needs() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    for (set, each) in [("rx-buffer=4096", 1), ("rx-buffer=2048", 2)] {
+        let sink = Gen::start(&dir.path("p1"), &["--mode", "sink", "--frames", "50", "--set", set]);
+        switch.wait_up("p1", true);
+        let send = ["--size", "3000", "--frames", "50", "--rate", "5k", "--check"];
+        Gen::start(&dir.path("p0"), &send).report();
+        let got = sink.report();
+        assert_eq!(got["received_frames"], 50, "{set}: {got}");
+        assert_eq!(got["refilled_buffers"], 50 * each, "{set}: {got}");
+        switch.wait_up("p1", false);
+    }
 }
 
 #[test]

@@ -147,6 +147,13 @@ pub const TABLE: &[Entry] = &[
         ". With 1 the switch is notified of each frame, if it asks for notifications; shows the \
          benefit of batches (`pvswitch lab run copies`).",
     ),
+    Entry::new(
+        "rx-buffer",
+        Type::Number(2048, 4096),
+        "4096",
+        "bytes of a receive buffer, with its header, 2048 to 4096",
+    )
+    .more(". A longer frame takes several. On Xen rings a buffer is a page, which is granted."),
     Entry::new("poll", Type::Policy, "`--poll`", "--poll of one queue pair, from 0 on")
         .given(Given::CommandLine)
         .per_queue()

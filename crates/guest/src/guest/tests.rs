@@ -8,9 +8,8 @@ use switch::time::{Instant, Ns};
 use vhost_user::frontend::Queue;
 
 use super::*;
-use crate::connect::RX_BUFFER;
 use crate::ring::{Buffers, HDR_LEN, Ring};
-use crate::settings::Setting;
+use crate::settings::{RX_BUFFER, Setting};
 
 const MEMORY: u64 = 1 << 20;
 const BUFFERS: u64 = 0x10000;
@@ -125,7 +124,7 @@ fn ring_pair(features: Features, settings: &Settings) -> (Queue, Device, Buffers
     assert_eq!(device.queue.arm(), ::ring::virtq::Armed::Armed);
     let count = if settings.apart { SIZE / 2 } else { SIZE };
     let Settings { apart, offset, .. } = *settings;
-    let buffers = Buffers { base: BUFFERS, stride: RX_BUFFER, count, apart, offset };
+    let buffers = Buffers { base: BUFFERS, stride: RX_BUFFER.into(), count, apart, offset };
     (Queue { ring: 0, driver, kick, call }, device, buffers)
 }
 

@@ -648,6 +648,7 @@ fn targets_are_parsed_and_errors_say_what_to_write() {
         (ConnectOptions { queue_size: 19, ..with(&[]) }, "use 20 to 256"),
         (with(&["header=apart"]), "--set header=apart"),
         (with(&["checks=off"]), "--set checks=off"),
+        (with(&["rx-buffer=2048"]), "--set rx-buffer"),
     ] {
         let error = Connect::try_from(&args).unwrap_err();
         assert!(error.contains(hint), "{error}");
