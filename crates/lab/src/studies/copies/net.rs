@@ -6,7 +6,11 @@
 //!                    ├ host's routes                        ├ br0      ├ switch ─ tap (host)
 //!   B ─ switch ─ tap ┘                     B ─ switch ─ tap ┘       B ─┘
 //! ```
+//!
+//! With an external machine, `box`, a veth pair leads to it from `br0`, which then also the one
+//! switch's TAP is a port of.
 
+use super::filter::Filter;
 use crate::error::Fail;
 use crate::plan::Cell;
 use crate::stage::{
@@ -22,18 +26,14 @@ const B: (&str, &str) = ("b", "tap-b");
 const GUESTS: [(&str, &str); 2] = [A, B];
 /// The host's interface where the switch is the bridge.
 const HOST_TAP: &str = "tap-host";
+/// The host's bridge.
+const BRIDGE: &str = "br0";
+/// The veth pair to the external machine: the host's end, and its own.
+const UP: (&str, &str) = ("to-box", "eth0");
+/// The external machine's address.
+const BOX_ADDRESS: &str = "10.9.0.9";
 /// What segments and merges, by `ethtool`'s names.
 const SEGMENTING: &str = "tso gso gro";
-
-/// A filter without a rule that a packet meets. That there is one about connections, in a chain
-/// that nothing leads to, makes the kernel track them.
-const FILTER: &str = "table inet lab { \
-    chain prerouting { type filter hook prerouting priority 0; }; \
-    chain input { type filter hook input priority 0; }; \
-    chain forward { type filter hook forward priority 0; }; \
-    chain output { type filter hook output priority 0; }; \
-    chain postrouting { type filter hook postrouting priority 0; }; \
-    chain tracked { ct state new accept; }; }";
 
 /// The rings of each: virtio's and Xen's, but where both have a stock driver, virtio's.
 fn protos(guest: GuestKind) -> [Proto; 2] {
@@ -50,29 +50,38 @@ pub enum End {
     Host,
     /// Guest A or B: 0, 1.
     Guest(usize),
+    /// The external machine.
+    Box,
 }
 
 impl End {
-    /// `a-host`: from, to.
+    /// `a-host`: from, to. A guest is one of them.
     pub fn pair(text: &str) -> Option<(Self, Self)> {
         let end = |word| match word {
             "host" => Some(Self::Host),
             "a" => Some(Self::Guest(0)),
             "b" => Some(Self::Guest(1)),
+            "box" => Some(Self::Box),
             _ => None,
         };
+        let is_guest = |end: &Self| matches!(end, Self::Guest(_));
         let (from, to) = text.split_once('-')?;
-        end(from).zip(end(to)).filter(|(from, to)| from != to)
+        let pair = end(from).zip(end(to)).filter(|(from, to)| from != to);
+        pair.filter(|(from, to)| is_guest(from) || is_guest(to))
     }
 }
 
 /// Network to be built.
 pub struct Plan {
     router: bool,
-    filter: bool,
+    filter: Filter,
     /// Frames of the MTU only: as it was without segmentation by cards.
     plain: bool,
     before: bool,
+    /// Guests' receive buffers of half a page.
+    halves: bool,
+    /// With an external machine.
+    outside: bool,
 }
 
 impl Plan {
@@ -80,9 +89,11 @@ impl Plan {
     pub fn of(cell: &Cell) -> Self {
         Self {
             router: cell.get("mode") == "router",
-            filter: cell.get("filter") == "on",
+            filter: Filter::named(cell.get("filter")),
             plain: cell.get("frames") == "mtu",
             before: cell.get("variant") == "before",
+            halves: cell.get("variant") == super::HALVES,
+            outside: super::is_outside(cell),
         }
     }
 
@@ -102,6 +113,9 @@ impl Plan {
                 Proto::Virtio => "suppress=flags".into(),
                 Proto::Xen => "suppress=none".into(),
             });
+        }
+        if self.halves && proto == Proto::Virtio {
+            nic.set.push("rx-buffer=2048".into());
         }
         nic
     }
@@ -127,6 +141,9 @@ pub struct Net {
     nics: Vec<Nic>,
     /// The host's namespace.
     pub host: Namespace,
+    filter: Filter,
+    /// The external machine's.
+    outside: Option<Namespace>,
 }
 
 impl Net {
@@ -134,17 +151,17 @@ impl Net {
     pub fn build(stage: &Stage, plan: &Plan) -> Result<Self, Fail> {
         let host = Namespace::new(stage, "host")?;
         // No packet of the bridge meets the filter where there is none.
-        host.set_sysctl("net.bridge.bridge-nf-call-iptables", if plan.filter { "1" } else { "0" })?;
+        let bridged = if plan.filter == Filter::Off { "0" } else { "1" };
+        host.set_sysctl("net.bridge.bridge-nf-call-iptables", bridged)?;
         host.set_sysctl("net.ipv4.ip_forward", "1")?;
-        if plan.filter {
-            host.run("nft", FILTER)?;
-        }
         let protos = protos(stage.guest);
         let ports = GUESTS.iter().zip(protos);
         let ports: Vec<Port> =
             ports.map(|((name, _), proto)| Port::guest(stage, name, proto, "")).collect();
         let switches = Self::switches(stage, plan, &host, &ports)?;
         plan.addresses_of_host(&host)?;
+        plan.filter.load(&host, &plan.taps())?;
+        let outside = plan.outside.then(|| outside(stage, &host)).transpose()?;
         let mut nics = Vec::new();
         for (i, (port, proto)) in ports.iter().zip(protos).enumerate() {
             let (gateway, address) = plan.addresses(i);
@@ -159,9 +176,15 @@ impl Net {
         for switch in &switches {
             switch.wait_up(ports_each)?;
         }
-        let net = Self { one_switch: plan.is_one_switch(), switches, nics, host };
-        for (from, to) in [(&net.host, 0), (&net.host, 1), (&net.nics[0].netns, 1)] {
+        let (one_switch, filter) = (plan.is_one_switch(), plan.filter);
+        let net = Self { one_switch, switches, nics, host, filter, outside };
+        let reached = [(&net.host, 0), (&net.host, 1), (&net.nics[0].netns, 1)];
+        let from_outside = net.outside.iter().flat_map(|netns| [(netns, 0), (netns, 1)]);
+        for (from, to) in reached.into_iter().chain(from_outside) {
             Ping::until_answered(from, &net.nics[to].address)?;
+        }
+        for nic in &net.nics {
+            filter.check(&net.host, &nic.address)?;
         }
         if plan.plain {
             // Not before frames pass: interfaces get all that was negotiated back when their
@@ -208,7 +231,8 @@ impl Net {
                 let link = self.nics[i].address.rsplit_once('.').map_or("", |(link, _)| link);
                 (&self.host, format!("{link}.1"))
             }
-            (End::Host, End::Host) => (&self.host, "127.0.0.1".into()),
+            (End::Host, _) => (&self.host, "127.0.0.1".into()),
+            (End::Box, _) => (self.outside.as_ref().unwrap_or(&self.host), BOX_ADDRESS.into()),
         }
     }
 
@@ -226,6 +250,17 @@ impl Net {
             frames += sum(["sent_frames", "received_frames"]);
         }
         Ok(Some(kicks / f64::max(frames, 1.0)))
+    }
+
+    /// Copies by the filter for each frame from guests, from the beginning on.
+    pub fn copies_by_filter(&self) -> Result<f64, Fail> {
+        let counts = self.switches.iter().map(Window::since_start);
+        let counts = counts.collect::<Result<Vec<_>, _>>()?;
+        let counts = Counts { one_switch: self.one_switch, counts };
+        let frames = counts.guests(|count, name| count.ingress(name, "frames"));
+        // Afterwards: traffic goes on, and each of these frames must be among the copies.
+        let copies = self.filter.copies(&self.host)?;
+        Ok((copies / frames.max(1.0)).min(1.0))
     }
 
     /// Lets it be for so long, and counts.
@@ -253,16 +288,33 @@ impl Plan {
         for tap in &taps {
             wait_for("the switch's interface", START_MAX_S, || Ok(host.has_device(tap)))?;
         }
-        if self.is_one_switch() || self.router {
+        if self.is_one_switch() && !self.outside || self.router {
             let mut all = taps.iter().enumerate();
             return all.try_for_each(|(i, tap)| host.add_address(tap, &self.addresses(i).0));
         }
-        host.ip("link add br0 type bridge")?;
+        host.ip(&format!("link add {BRIDGE} type bridge"))?;
         for tap in &taps {
-            host.ip(&format!("link set {tap} master br0 up"))?;
+            host.ip(&format!("link set {tap} master {BRIDGE} up"))?;
         }
-        host.add_address("br0", &self.addresses(0).0)
+        host.add_address(BRIDGE, &self.addresses(0).0)
     }
+}
+
+/// An external machine at the host's bridge, with frames of the MTU. It receives in a thread of
+/// the kernel: otherwise the host's switches would be charged for its network stack.
+fn outside(stage: &Stage, host: &Namespace) -> Result<Namespace, Fail> {
+    let netns = Namespace::new(stage, "box")?;
+    let (up, device) = UP;
+    host.ip(&format!(
+        "link add {up} type veth peer name {device} netns {}
+         link set {up} master {BRIDGE} up",
+        netns.pid()
+    ))?;
+    netns.add_address(device, &format!("{BOX_ADDRESS}/24"))?;
+    host.set_offloads(up, SEGMENTING, false)?;
+    netns.set_offloads(device, "tso gso", false)?;
+    netns.enable_threaded_napi(device)?;
+    Ok(netns)
 }
 
 /// Counters of the switches of one host.
@@ -298,11 +350,11 @@ impl Counts {
                 let name = GUESTS[i].0;
                 count.egress(name, "bytes") - HEADERS * count.egress(name, "frames")
             }
-            (End::Guest(i), End::Host) => {
+            (End::Guest(i), _) => {
                 let name = GUESTS[i].0;
                 count.ingress(name, "bytes") - HEADERS * count.ingress(name, "frames")
             }
-            (End::Host, End::Host) => 0.0,
+            (End::Host | End::Box, _) => 0.0,
         });
         payload / self.counts.first().map_or(1.0, |count| count.seconds)
     }
@@ -312,7 +364,7 @@ impl Counts {
     /// What a guest sends is copied once: into another guest, or by the kernel as it is written to
     /// a TAP. What comes from a TAP is copied as it is read, and, unless that was straight into the
     /// receiver's buffers (`direct`), once more into them. The kernel's bridge and router copy
-    /// nothing.
+    /// nothing, and neither does a veth pair; for the filter's, see [`Net::copies_by_filter`].
     pub fn copies(&self, from: End, to: End) -> f64 {
         // A guest's TAP is at the switch that it has for itself.
         let from_tap = |i: usize| {
@@ -321,11 +373,11 @@ impl Counts {
             2.0 - part.min(1.0)
         };
         match (from, to) {
-            (End::Guest(_), End::Host) => 1.0,
+            (End::Guest(_), End::Host | End::Box) => 1.0,
             (End::Guest(_), End::Guest(_)) if self.one_switch => 1.0,
             (End::Guest(_), End::Guest(i)) => 1.0 + from_tap(i),
-            (End::Host, End::Guest(i)) => from_tap(i),
-            (End::Host, End::Host) => 0.0,
+            (End::Host | End::Box, End::Guest(i)) => from_tap(i),
+            (End::Host | End::Box, _) => 0.0,
         }
     }
 
@@ -358,7 +410,8 @@ mod tests {
     fn pairs_are_of_two_ends() {
         assert_eq!(End::pair("a-host"), Some((End::Guest(0), End::Host)));
         assert_eq!(End::pair("b-a"), Some((End::Guest(1), End::Guest(0))));
-        for bad in ["a", "a-a", "host-c", ""] {
+        assert_eq!(End::pair("box-b"), Some((End::Box, End::Guest(1))));
+        for bad in ["a", "a-a", "host-c", "host-box", ""] {
             assert_eq!(End::pair(bad), None, "{bad}");
         }
     }
