@@ -1,6 +1,6 @@
-//! Cost of sleeping on this machine, measured at start.
+//! Costs of sleeping and of copying on this machine, measured at start.
 //!
-//! Measured with two threads on the program's CPUs: one sleeps, on the first worker's CPU if that
+//! Sleeping is measured with two threads on the program's CPUs: one sleeps, on the first worker's CPU if that
 //! is pinned, and the other wakes it.
 //! A wake-up through an eventfd costs a few microseconds on bare metal and tens of microseconds in
 //! a nested VM, where the interrupt and the halt exit the guest. A poll policy that assumed either
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use switch::frame::BURST_BYTES;
 use switch::poll::Costs;
 use switch::time::Ns;
 
@@ -24,6 +25,8 @@ const ENOUGH: usize = 8;
 const SETTLE: Duration = Duration::from_micros(60);
 /// Length of a measured nap.
 const NAP: Ns = Ns::from_us(50);
+/// Copies of which the fastest is taken.
+const COPIES: usize = 8;
 /// Maximum time for the sleeps of one kind, on a busy machine.
 const LONGEST: Duration = Duration::from_millis(200);
 
@@ -37,9 +40,23 @@ pub fn costs() -> Costs {
 
 static COSTS: OnceLock<Costs> = OnceLock::new();
 
-/// Uses the costs that a process before measured on this machine.
+/// Uses the costs of sleeping that a process before measured on this machine.
 pub fn adopt(costs: Costs) {
-    let _ = COSTS.set(costs);
+    let _ = COSTS.set(Costs { copy: copy(), ..costs });
+}
+
+/// Time to copy as many bytes as a burst has at most.
+fn copy() -> Ns {
+    let from = vec![1_u8; BURST_BYTES as usize];
+    let mut to = vec![0_u8; BURST_BYTES as usize];
+    let one = |_| {
+        let began = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        began.elapsed().into()
+    };
+    // The fastest lost no time to other threads.
+    (0..COPIES).map(one).min().unwrap_or(Costs::TYPICAL.copy)
 }
 
 /// Measures as [`costs`] does, with the sleeper on this CPU if the process may use it.
@@ -52,13 +69,17 @@ pub fn costs_on(cpu: Option<usize>) -> Costs {
         if let Some(doubt) = doubt {
             tracing::warn!("{doubt}; policy 'adaptive' uses typical costs");
         }
+        let costs = Costs { copy: copy(), ..costs };
         let us = Ns::from_us(1);
         tracing::debug!(
-            "a wake-up costs {} us and is {} us late; a nap costs {} us and is {} us late",
+            "a wake-up costs {} us and is {} us late; a nap costs {} us and is {} us late; \
+             a copy of {} KiB takes {} us",
             costs.wake.times(us),
             costs.wake_late.times(us),
             costs.nap.times(us),
-            costs.nap_late.times(us)
+            costs.nap_late.times(us),
+            BURST_BYTES / 1024,
+            costs.copy.times(us)
         );
         costs
     })
@@ -90,7 +111,7 @@ fn evaluate(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
     let (nap, nap_late) = medians(naps).unwrap_or((usual.nap, usual.nap_late));
     let wakes = medians(wakes.unwrap_or_default());
     let (wake, wake_late) = wakes.unwrap_or((usual.wake, usual.wake_late));
-    (Costs { wake, wake_late, nap, nap_late }, doubt)
+    (Costs { wake, wake_late, nap, nap_late, ..usual }, doubt)
 }
 
 /// Medians; `None` if there were too few sleeps. Never 0, which would mean a machine with one CPU.
@@ -247,6 +268,7 @@ mod tests {
         for cost in wakes.chain([costs.nap, costs.nap_late]) {
             assert!((100..50_000_000).contains(&cost.get()), "{costs:?}");
         }
+        assert!((1000..1_000_000_000).contains(&costs.copy.get()), "{costs:?}");
         assert_eq!(costs, super::costs());
     }
 
@@ -259,6 +281,7 @@ mod tests {
             wake_late: Ns::new(10),
             nap: Ns::new(7),
             nap_late: Ns::new(8),
+            ..Costs::TYPICAL
         };
         assert_eq!((costs, doubt), (seen, None));
         // Naps took all the time, or wake-ups were never completed.
@@ -270,9 +293,8 @@ mod tests {
             assert!(doubt.unwrap().contains(&want), "{want}");
         }
         let (costs, doubt) = evaluate(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
-        let Costs { nap, nap_late, .. } = Costs::TYPICAL;
         // A clock that is too coarse does not make it a machine with one CPU, either.
-        assert_eq!(costs, Costs { wake: Ns::new(1), wake_late: Ns::ZERO, nap, nap_late });
+        assert_eq!(costs, Costs { wake: Ns::new(1), wake_late: Ns::ZERO, ..Costs::TYPICAL });
         assert!(doubt.is_some());
         let (costs, doubt) = evaluate(all(48, (7, 8)), None);
         assert_eq!((costs.wake, costs.nap, doubt), (Ns::ZERO, Ns::new(7), None));

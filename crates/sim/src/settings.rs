@@ -15,6 +15,7 @@ const NESTED: Costs = Costs {
     wake_late: Ns::from_us(90),
     nap: Ns::from_us(25),
     nap_late: Ns::from_us(70),
+    ..Costs::TYPICAL
 };
 
 /// Kinds of settings used in a run.
@@ -142,6 +143,7 @@ pub(crate) fn costs(random: &mut Random) -> Costs {
             wake_late: Ns::new(random.within(500..100_000)),
             nap: Ns::new(random.within(500..50_000)),
             nap_late: Ns::new(random.within(500..50_000)),
+            ..Costs::TYPICAL
         },
     }
 }

@@ -81,8 +81,10 @@ impl Share {
     }
 }
 
-/// Duration from which a burst counts as long.
+/// Duration from which a burst or a delivery counts as long.
 const LONG: Ns = Ns::from_us(200);
+/// Copies of a burst's bytes after which it counts as long, on machines where that takes longer.
+const LONG_COPIES: u64 = 8;
 /// Time without a long burst after which the limit of frames doubles.
 const GROWS_AFTER: Ns = Ns::from_ms(5);
 
@@ -117,6 +119,14 @@ pub(crate) fn slow_rest(took: Ns) -> Ns {
 pub(crate) fn is_slow_delivery(frames: usize, bytes: u64, used: Spent) -> bool {
     let frames = frames.max(1) as u64;
     used.time > LONG * frames && used.faults >= SLOW_FAULTS * frames + bytes / BYTES_PER_FAULT
+}
+
+/// Duration from which a burst counts as long on a machine that copies the most bytes of a burst in
+/// `copy`: [`LONG`], but on slow machines, emulated ones for instance. There a single frame of
+/// 64 KiB takes longer than that, so a limit of one frame per burst would make bursts more
+/// numerous, not short.
+pub(crate) fn long(copy: Ns) -> Ns {
+    LONG.max(copy * LONG_COPIES)
 }
 
 /// Resources that a thread has used so far.
@@ -240,8 +250,9 @@ impl Pace {
         self.is_watched() && now < self.slow_until
     }
 
-    /// Records a burst of `frames` that took `took` and ended now; `used`: if it was measured.
-    /// Returns the time for which slow queues of its worker are not to be served.
+    /// Records a burst of `frames` that took `took` and ended now; `used`: if it was measured;
+    /// `long`: duration from which a burst counts as long here. Returns the time for which slow
+    /// queues of its worker are not to be served.
     #[inline]
     pub fn record(
         &mut self,
@@ -249,29 +260,30 @@ impl Pace {
         took: Ns,
         used: Option<BurstUsage>,
         now: Instant,
+        long: Ns,
     ) -> Ns {
-        if took > LONG || self.is_watched() {
+        if took > long || self.is_watched() {
             let all = Spent { time: took, faults: 0 };
             let used = used.unwrap_or(BurstUsage { own: Spent::default(), all });
-            return self.change(frames, used, now);
+            return self.change(frames, used, now, long);
         }
         Ns::ZERO
     }
 
     #[cold]
-    fn change(&mut self, frames: usize, used: BurstUsage, now: Instant) -> Ns {
+    fn change(&mut self, frames: usize, used: BurstUsage, now: Instant, long: Ns) -> Ns {
         let (own, took) = (used.own, used.all.time);
-        if took > LONG && used.all.faults >= SLOW_FAULTS {
+        if took > long && used.all.faults >= SLOW_FAULTS {
             self.suspect_until = now + SLOW_FOR;
         }
         self.is_suspect = now < self.suspect_until;
-        let is_slow = frames > 0 && own.time > LONG && own.faults >= SLOW_FAULTS;
+        let is_slow = frames > 0 && own.time > long && own.faults >= SLOW_FAULTS;
         if is_slow && (self.frames == 1 || now < self.slow_until) {
             (self.frames, self.since) = (1, now);
             self.slow_until = now + SLOW_FOR;
             return slow_rest(own.time);
         }
-        if took > LONG && frames > 0 {
+        if took > long && frames > 0 {
             let excess = LONG_EXCESS * LONG_SHARE;
             let covered = self.covered.max(now) + took * LONG_SHARE;
             if covered - now > excess {

@@ -19,8 +19,8 @@ use crate::time::{Instant, Ns};
 /// Longest time that `timer` polls without traffic.
 pub const TIMER_IDLE: Ns = Ns::from_ms(100);
 
-/// Cost of sleeping on this machine, measured at start: it differs a hundredfold between bare metal
-/// and a nested virtual machine.
+/// Costs of this machine, measured at start: those of sleeping differ a hundredfold between bare
+/// metal and a nested virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Costs {
     /// CPU time of one sleep that ends by a notification, including the peer's part; zero:
@@ -32,6 +32,9 @@ pub struct Costs {
     pub nap: Ns,
     /// Time from a timer's expiry until the sleeper runs.
     pub nap_late: Ns,
+    /// Time to copy as many bytes as a burst has at most
+    /// ([`BURST_BYTES`](crate::frame::BURST_BYTES)), of memory that is in the caches.
+    pub copy: Ns,
 }
 
 impl Costs {
@@ -41,6 +44,7 @@ impl Costs {
         wake_late: Ns::from_us(5),
         nap: Ns::from_us(4),
         nap_late: Ns::from_us(5),
+        copy: Ns::from_us(20),
     };
 
     /// Costs with one CPU: polling there keeps the peer from running.

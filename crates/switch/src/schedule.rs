@@ -32,6 +32,7 @@ pub use self::homes::{GiveAway, Home, Homes, Placement, queue_id, token};
 use self::load::Period;
 pub use self::queue::{Queue, Served};
 use self::round::{Round, Turn};
+use crate::fair;
 use crate::forward::{ArmedFull, EgressQueue, Findings, Forwarder};
 use crate::hold::RETRY_INTERVAL;
 use crate::poll::{Costs, State};
@@ -188,6 +189,8 @@ pub struct Scheduler<Q> {
     /// The number of the worker.
     index: u8,
     costs: Costs,
+    /// Duration from which a burst counts as long.
+    long: Ns,
     queues: Vec<Queue<Q>>,
     by_token: HashMap<u64, usize>,
     /// Indices in `queues` of those to be served in the next round.
@@ -238,6 +241,7 @@ impl<Q> Scheduler<Q> {
         Self {
             index,
             costs,
+            long: fair::long(costs.copy),
             queues: Vec::new(),
             by_token: HashMap::new(),
             hot: Vec::new(),

@@ -89,7 +89,7 @@ pub(super) fn schemas() -> Vec<(&'static str, Value)> {
 }
 
 fn status() -> Value {
-    let costs = ["wake", "wake_late", "nap", "nap_late"].map(|name| (name, count(), ""));
+    let costs = ["wake", "wake_late", "nap", "nap_late", "copy"].map(|name| (name, count(), ""));
     let fdb = [
         ("learned", count(), "learned addresses"),
         ("static", count(), "static addresses"),

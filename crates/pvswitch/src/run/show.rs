@@ -36,6 +36,7 @@ impl System {
                 "wake_late": costs.wake_late.get(),
                 "nap": costs.nap.get(),
                 "nap_late": costs.nap_late.get(),
+                "copy": costs.copy.get(),
             },
             "http": self.http.as_ref().map(|server| server.url.as_str()),
             "taken_over": self.taken_over.map(|taken| json!({

@@ -182,9 +182,9 @@ impl Takeover {
 
     /// Takes what the previous process handed over, and adopts the costs that it measured.
     pub(super) fn take_inherited(&mut self) -> Result<Inherited, RunError> {
-        // To measure them again takes longer than all the rest.
+        // To measure sleeps again takes longer than all the rest.
         let [wake, wake_late, nap, nap_late] = self.offer.costs_ns.map(Ns::new);
-        crate::cost::adopt(Costs { wake, wake_late, nap, nap_late });
+        crate::cost::adopt(Costs { wake, wake_late, nap, nap_late, ..Costs::TYPICAL });
         self.import_inherited().map_err(|e| error(&e))
     }
 

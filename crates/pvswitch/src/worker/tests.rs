@@ -99,7 +99,7 @@ fn event() -> Arc<OwnedFd> {
 
 const COSTS: Costs = {
     let time = Ns::from_us(5);
-    Costs { wake: time, wake_late: time, nap: time, nap_late: time }
+    Costs { wake: time, wake_late: time, nap: time, nap_late: time, copy: time }
 };
 
 fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {

@@ -76,15 +76,15 @@ fn what_a_guest_receives_costs_it_one_turn_at_most() {
 #[test]
 fn long_bursts_are_halved_to_single_frames_and_grow_again_when_they_are_short() {
     let mut pace = Pace::default();
-    assert_eq!(pace.record(64, LONG, None, Instant::START), Ns::ZERO);
+    assert_eq!(pace.record(64, LONG, None, Instant::START, LONG), Ns::ZERO);
     assert_eq!(pace.frames(), BURST_MAX, "not long");
     // A burst holds two expensive frames only.
-    pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(9));
+    pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(9), LONG);
     assert_eq!(pace.frames(), BURST_MAX, "the worker may have lost its CPU");
-    pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(10));
+    pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(10), LONG);
     assert_eq!(pace.frames(), 1);
     for ms in 11..100 {
-        pace.record(1, Ns::from_us(1_300), None, Instant::START + Ns::from_ms(ms));
+        pace.record(1, Ns::from_us(1_300), None, Instant::START + Ns::from_ms(ms), LONG);
         assert_eq!(pace.frames(), 1, "while they are expensive");
     }
     let mut bursts = 0;
@@ -92,14 +92,30 @@ fn long_bursts_are_halved_to_single_frames_and_grow_again_when_they_are_short() 
     while pace.frames() < BURST_MAX {
         let frames = pace.frames();
         now += Ns::from_ms(1);
-        pace.record(frames, Ns::from_us(5), None, now);
+        pace.record(frames, Ns::from_us(5), None, now, LONG);
         assert!(pace.frames() == frames || pace.frames() == 2 * frames);
         bursts += 1;
     }
     assert!((30..40).contains(&bursts), "{bursts} ms");
     // Long enough by itself.
-    pace.record(64, Ns::from_ms(10), None, now);
+    pace.record(64, Ns::from_ms(10), None, now, LONG);
     assert_eq!(pace.frames(), 32);
+}
+
+#[test]
+fn slow_machine_is_no_reason_for_short_bursts() {
+    assert_eq!(long(Ns::from_us(20)), LONG);
+    let slow = long(Ns::from_us(330));
+    for (long, frames) in [(LONG, 1), (slow, BURST_MAX)] {
+        let mut pace = Pace::default();
+        // 256 KiB in four frames take four copies, and as long in other work.
+        for ms in 1..100 {
+            let burst = pace.frames().min(4);
+            let took = Ns::from_us(660) * burst as u64;
+            pace.record(burst, took, None, Instant::START + Ns::from_ms(3 * ms), long);
+        }
+        assert_eq!(pace.frames(), frames, "{long:?}");
+    }
 }
 
 #[test]
@@ -108,12 +124,12 @@ fn long_bursts_within_their_share_of_time_leave_the_limit_and_more_of_them_do_no
     let mut now = Instant::START;
     for _ in 0..500 {
         now += Ns::from_ms(10);
-        pace.record(64, Ns::from_us(500), None, now);
+        pace.record(64, Ns::from_us(500), None, now, LONG);
         assert_eq!(pace.frames(), BURST_MAX, "a twentieth of the time");
     }
     for _ in 0..20 {
         now += Ns::from_us(1_000);
-        pace.record(64, Ns::from_us(250), None, now);
+        pace.record(64, Ns::from_us(250), None, now, LONG);
     }
     assert!(pace.frames() < BURST_MAX, "a quarter of the time");
 }
@@ -145,32 +161,32 @@ fn single_frames_slow_by_the_senders_memory_make_a_queue_wait() {
     // Not yet measured, then not yet of single frames.
     while pace.frames() > 1 {
         now += long;
-        assert_eq!(pace.record(2, long, None, now), Ns::ZERO);
+        assert_eq!(pace.record(2, long, None, now, LONG), Ns::ZERO);
     }
     let other = [used(LONG, long, 128), used(long, long, SLOW_FAULTS - 1)];
     for used in other {
-        assert_eq!(pace.record(1, long, used, now), Ns::ZERO, "not by its memory");
+        assert_eq!(pace.record(1, long, used, now, LONG), Ns::ZERO, "not by its memory");
         assert!(!pace.is_slow(now));
     }
     let waits = long * (SLOW_SHARE - 1);
-    assert_eq!(pace.record(1, long, used(long, long, 128), now), waits);
+    assert_eq!(pace.record(1, long, used(long, long, 128), now, LONG), waits);
     assert!(pace.is_slow(now));
     // Short bursts let the limit grow, but the next long one needs no proof.
     let short = used(Ns::new(400), Ns::new(500), 0);
     for _ in 0..100 {
         now += Ns::from_ms(6);
-        assert_eq!(pace.record(1, Ns::new(500), short, now), Ns::ZERO);
+        assert_eq!(pace.record(1, Ns::new(500), short, now, LONG), Ns::ZERO);
     }
     assert_eq!(pace.frames(), BURST_MAX / 2);
     assert!(pace.is_watched(), "the next burst is measured, too");
-    assert_eq!(pace.record(32, long, used(long, long, 128), now), waits);
+    assert_eq!(pace.record(32, long, used(long, long, 128), now, LONG), waits);
     assert_eq!(pace.frames(), 1);
     // Forgotten.
     now += SLOW_FOR + Ns::new(1);
     assert!(!pace.is_slow(now));
     while pace.is_watched() {
         now += Ns::from_ms(6);
-        let _ = pace.record(1, Ns::new(500), short, now);
+        let _ = pace.record(1, Ns::new(500), short, now, LONG);
     }
 }
 
@@ -184,7 +200,7 @@ fn bursts_are_measured_by_part_for_a_time_after_page_faults_alone() {
         now += Ns::from_ms(2);
         let all = Spent { time: took, faults };
         let used = pace.meter(&Usage::default).map(|_| BurstUsage { own: Spent::default(), all });
-        assert_eq!(pace.record(1, took, used, now), Ns::ZERO, "{used:?}");
+        assert_eq!(pace.record(1, took, used, now, LONG), Ns::ZERO, "{used:?}");
         now
     };
     // Long frames whose pages are there, as GSO frames on a slow machine.
@@ -217,7 +233,7 @@ fn a_worker_that_loses_its_cpu_makes_no_queue_slow() {
             now += wall * 2;
             let used = pace.is_watched().then(|| used(measured, measured, 0)).flatten();
             let frames = pace.frames().min(64);
-            assert_eq!(pace.record(frames, wall, used, now), Ns::ZERO);
+            assert_eq!(pace.record(frames, wall, used, now, LONG), Ns::ZERO);
             assert!(pace.frames() >= BURST_MAX / 4 || measured == wall, "{}", pace.frames());
         }
     }
@@ -229,14 +245,14 @@ fn minutes_of_long_bursts_are_forgotten_within_a_tenth_of_a_second() {
     let mut now = Instant::START;
     for _ in 0..60_000 {
         now += Ns::from_ms(2);
-        pace.record(64, Ns::from_ms(2), None, now);
+        pace.record(64, Ns::from_ms(2), None, now, LONG);
     }
     assert_eq!(pace.frames(), 1);
     for _ in 0..20 {
         now += Ns::from_ms(5) + Ns::new(1);
-        pace.record(1, Ns::from_us(5), None, now);
+        pace.record(1, Ns::from_us(5), None, now, LONG);
     }
-    pace.record(64, Ns::from_us(500), None, now);
+    pace.record(64, Ns::from_us(500), None, now, LONG);
     assert_eq!(pace.frames(), BURST_MAX, "one after 0.1 s");
 }
 

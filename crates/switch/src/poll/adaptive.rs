@@ -281,7 +281,7 @@ impl Costs {
     fn bounded(self) -> Self {
         let bound = |cost: Ns| cost.min(Ns::from_secs(1));
         let (wake, wake_late) = (bound(self.wake), bound(self.wake_late));
-        Self { wake, wake_late, nap: bound(self.nap), nap_late: bound(self.nap_late) }
+        Self { wake, wake_late, nap: bound(self.nap), nap_late: bound(self.nap_late), ..self }
     }
 }
 

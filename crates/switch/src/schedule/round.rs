@@ -246,7 +246,7 @@ impl<Q> Scheduler<Q> {
         if action == Action::Poll && matches!(queue.policy, Policy::Adaptive { .. }) {
             queue.gather.record(frames, queue.served.source.stats.bytes.get(), began);
         }
-        let rest = queue.pace.record(frames, took, used, now);
+        let rest = queue.pace.record(frames, took, used, now, self.long);
         if rest > Ns::ZERO {
             self.slow_from = now + rest;
         }

@@ -25,6 +25,7 @@ const MACHINES: [(&str, Costs); 2] = [
             wake_late: Ns::from_us(32),
             nap: Ns::from_us(33),
             nap_late: Ns::from_us(37),
+            ..Costs::TYPICAL
         },
     ),
 ];
