@@ -55,8 +55,15 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs `ops` on a ring of `size` from index `start`, checked against plain queues.
-fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), TestCaseError> {
+/// Runs `ops` on a ring of `size` from index `start`, checked against plain queues. With `stays`
+/// the driver stays armed.
+fn model(
+    features: Features,
+    size: u16,
+    start: u16,
+    ops: &[Op],
+    stays: bool,
+) -> Result<(), TestCaseError> {
     let memory = memory();
     let layout = Layout { size, desc: 0x1000, driver: 0x1000 + 0x20000, device: 0x1000 + 0x40000 };
     let base = if features.packed {
@@ -69,6 +76,10 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
     let mut driver = DriverQueue::new(&memory, &layout, features, base, pool).unwrap();
     let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
     let mut taken = Taken::with_capacity(64, size);
+    driver.disarm();
+    if stays {
+        driver.stay_armed();
+    }
 
     let mut added: VecDeque<(u16, Vec<Buf>)> = VecDeque::new();
     let mut published = VecDeque::new();
@@ -166,6 +177,10 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                 prop_assert!(call || !(n > 0 && driver_asleep && enough), "lost call");
                 let early = call && driver_asleep && counts && !enough;
                 prop_assert!(!(early && begun), "call too early");
+                prop_assert!(
+                    !stays || call == (n > 0 || !begun && call),
+                    "suppressed, or spurious"
+                );
                 begun = true;
                 prop_assert!(driver.has_used_many(1) != used.is_empty());
                 let flying = added.len() + published.len() + held.len() + used.len();
@@ -181,6 +196,8 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                     prop_assert_eq!((got.id, got.len), used.pop_front().unwrap());
                 }
                 driver_asleep = false;
+                // The driver polls.
+                driver.disarm();
             }
             Op::DeviceArm => {
                 device_asleep = device.arm() == Armed::Armed;
@@ -232,7 +249,19 @@ proptest! {
         ops in prop::collection::vec(op(), 1..200),
     ) {
         let size = if features.packed { size } else { size.next_power_of_two() };
-        model(features, size, start, &ops)?;
+        model(features, size, start, &ops, false)?;
+    }
+
+    #[test]
+    fn a_driver_that_stays_armed_is_called_whenever_chains_are_used(
+        features in features(),
+        size in prop_oneof![Just(1_u16), Just(8), Just(64), 1_u16..40],
+        start in prop_oneof![any::<u16>(), 65530_u16..=65535, 32760_u16..32776, 0_u16..4],
+        ops in prop::collection::vec(op(), 1..200),
+    ) {
+        let features = Features { event_idx: false, ..features };
+        let size = if features.packed { size } else { size.next_power_of_two() };
+        model(features, size, start, &ops, true)?;
     }
 }
 

@@ -199,6 +199,18 @@ impl DriverQueue {
         }
     }
 
+    /// Requests a call for whatever the device uses from now on, one for each chain or burst that
+    /// it publishes: [`disarm`](Self::disarm) then has no effect.
+    ///
+    /// # Panics
+    /// If EVENT_IDX is negotiated: an event index requests one call only.
+    pub fn stay_armed(&mut self) {
+        match &mut self.0 {
+            Kind::Split(q) => q.stay_armed(),
+            Kind::Packed(q) => q.stay_armed(),
+        }
+    }
+
     /// Suppresses calls: the ring is being polled.
     pub fn disarm(&mut self) {
         match &mut self.0 {

@@ -41,6 +41,8 @@ pub(crate) struct PackedDriver {
     /// IN_ORDER: ids in flight, oldest first.
     order: VecDeque<u16>,
     indirect: Option<IndirectPool>,
+    /// Whether calls are never suppressed.
+    stays_armed: bool,
 }
 
 impl PackedDriver {
@@ -77,6 +79,7 @@ impl PackedDriver {
             parts,
             features,
             indirect,
+            stays_armed: false,
         })
     }
 
@@ -317,8 +320,16 @@ impl PackedDriver {
         })
     }
 
+    pub(crate) fn stay_armed(&mut self) {
+        assert!(!self.features.event_idx, "an event index requests one call only");
+        self.stays_armed = true;
+        event_arm(&self.parts.driver, self.features, self.used);
+    }
+
     pub(crate) fn disarm(&mut self) {
-        event_disarm(&self.parts.driver);
+        if !self.stays_armed {
+            event_disarm(&self.parts.driver);
+        }
     }
 
     pub(crate) fn has_used(&self) -> bool {

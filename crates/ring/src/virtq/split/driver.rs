@@ -42,6 +42,8 @@ pub(crate) struct SplitDriver {
     indirect: Option<IndirectPool>,
     /// Whether used elements are checked against the shadow.
     checks: bool,
+    /// Whether calls are never suppressed.
+    stays_armed: bool,
 }
 
 impl SplitDriver {
@@ -72,6 +74,7 @@ impl SplitDriver {
             order: VecDeque::with_capacity(usize::from(size)),
             indirect,
             checks: true,
+            stays_armed: false,
         }
     }
 
@@ -319,8 +322,14 @@ impl SplitDriver {
         if self.used() >= n { Armed::WorkPending } else { Armed::Armed }
     }
 
+    pub(crate) fn stay_armed(&mut self) {
+        assert!(!self.features.event_idx, "an event index requests one call only");
+        self.stays_armed = true;
+        self.parts.avail.sync_store(FLAGS, 0, Ordering::Relaxed);
+    }
+
     pub(crate) fn disarm(&mut self) {
-        if !self.features.event_idx {
+        if !self.features.event_idx && !self.stays_armed {
             self.parts.avail.sync_store(FLAGS, NO_NOTIFICATION, Ordering::Relaxed);
         }
     }
