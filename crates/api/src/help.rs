@@ -81,7 +81,7 @@ pub fn driver() -> String {
         line(&mut text, 2, &format!("{}/QUEUE={}", entry.name, entry.value.form()), entry.help);
     }
     text += "  Xen rings support only the first three, tx-burst, policies, offset (of transmitted \
-             frames) and\n  suppress=none, which only they support.\n";
+             frames) and\n  suppress=none.\n";
     text += &wrapped("Policies (--poll, --kick): ", 2, &policy::forms());
     text
 }

@@ -229,9 +229,6 @@ fn check_virtio(args: &ConnectOptions, settings: &Settings) -> Result<(), String
     if size == 0 || size > 32768 || (!args.packed && !size.is_power_of_two()) {
         return Err(format!("--queue-size {size}: use 1 to 32768, a power of two unless --packed"));
     }
-    if settings.suppress == Suppress::None {
-        return Err("--set suppress=none is for Xen rings; virtqueues have suppress=flags".into());
-    }
     if settings.apart && size < 2 {
         return Err("--queue-size 1: header=apart needs 2 descriptors per frame".into());
     }
@@ -248,6 +245,7 @@ fn check_xen(args: &ConnectOptions, settings: &Settings) -> Result<(), String> {
     for (what, set) in [
         ("--packed", args.packed),
         ("--in-order", args.in_order),
+        ("--set tx-full=queue", settings.full.queue() > 0),
         ("--set header=apart", settings.apart),
         ("--set suppress=flags", settings.suppress == Suppress::Flags),
         ("--set indirect=off", !settings.indirect),
@@ -445,7 +443,7 @@ fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Retained>) -> Resul
 
 fn vhost_user(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
     let Connect { settings, buffers: (tx_stride, rx_stride), .. } = *to;
-    let size = u64::from(to.queue_size);
+    let (size, queued) = (u64::from(to.queue_size), u64::from(settings.full.queue()));
     let params = Params {
         features: to.features,
         protocol_features: PROTOCOL_FEATURES,
@@ -453,7 +451,7 @@ fn vhost_user(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> 
         queue_size: to.queue_size,
         base: None,
         indirect_entries: if settings.apart && settings.indirect { 2 } else { 0 },
-        buffer_bytes: u64::from(to.queues) * size * (tx_stride + rx_stride),
+        buffer_bytes: u64::from(to.queues) * ((size + queued) * tx_stride + size * rx_stride),
         timeout: TIMEOUT,
     };
     let (frontend, queues) = Frontend::start(stream, &params)?;
@@ -462,18 +460,19 @@ fn vhost_user(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> 
     let count = if two { to.queue_size / 2 } else { to.queue_size };
     let Settings { apart, offset, checks, .. } = settings;
     let mut base = frontend.buffers().start;
-    let mut ring = |mut queue: Queue, stride| {
+    let mut ring = |mut queue: Queue, stride, more: u16| {
         if !checks {
             queue.driver.trust_device();
         }
-        let buffers = Buffers { base, stride, count, apart, offset };
-        base += size * stride;
+        let buffers = Buffers { base, stride, count: count + more, apart, offset };
+        base += (size + u64::from(more)) * stride;
         Ring::virtio(queue, Arc::clone(memory), buffers)
     };
     let mut rings = Vec::new();
     let mut queues = queues.into_iter();
     while let (Some(rx), Some(tx)) = (queues.next(), queues.next()) {
-        rings.push((ring(tx, tx_stride), ring(rx, rx_stride)));
+        let tx = ring(tx, tx_stride, settings.full.queue());
+        rings.push((tx, ring(rx, rx_stride, 0)));
     }
     Ok(Guest::new(Link::VhostUser(frontend), rings, &settings, to.costs))
 }

@@ -92,13 +92,15 @@ pub struct WaitFor<'a> {
 
 impl Pair {
     fn new(tx: Ring, rx: Ring, settings: &Settings) -> Self {
-        let (mut tx, mut rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
-        for ring in [&mut tx.ring, &mut rx.ring] {
-            ring.always_notifies = settings.suppress == Suppress::None;
+        let (mut tx, mut rx) = (tx, rx);
+        if settings.suppress == Suppress::None {
+            // First: the receive queue kicks for its first buffers.
+            tx.never_suppress();
+            rx.never_suppress();
         }
         Self {
-            tx,
-            rx,
+            tx: Tx::new(tx, settings),
+            rx: Rx::new(rx, settings),
             blocked: false,
             rx_blocked: false,
             poll_max: 0,

@@ -108,6 +108,7 @@ impl Report {
             "refilled_buffers": self.rx.refilled,
             "tx_stops": self.tx.stops,
             "tx_busy": self.tx.busy,
+            "tx_queued": self.tx.queued,
             "tx_refused": self.tx.refused,
             "tx_errors": self.lost[0],
             "rx_errors": self.lost[1],

@@ -92,7 +92,7 @@ pub struct Ring {
     memory: Arc<GuestMemory>,
     buffers: Buffers,
     /// Xen rings: kick even if the switch suppresses kicks.
-    pub(super) always_notifies: bool,
+    always_notifies: bool,
     /// Kicks made.
     pub kicks: u64,
     /// Calls received from the switch.
@@ -185,7 +185,7 @@ impl Ring {
     /// Number of frames of any length for which the ring has room.
     pub(super) fn frames_free(&self) -> usize {
         match &self.half {
-            // There are as many descriptors as buffers.
+            // There are as many descriptors as buffers, or a queue for the frames of others.
             Half::Virtio(_) | Half::XenRx(_) => usize::MAX,
             Half::XenTx(tx) => tx.queue.frames_free(),
         }
@@ -331,6 +331,18 @@ impl Ring {
             Half::Virtio(virtq) => virtq.driver.arm_after(n) == Armed::Armed,
             Half::XenTx(tx) => tx.queue.arm_after(n.into()) == Armed::Armed,
             Half::XenRx(rx) => rx.queue.arm() == Armed::Armed,
+        }
+    }
+
+    /// Stops suppressing calls, for good. On a Xen ring, whose calls have an index only, kicks in
+    /// addition even if the switch suppresses kicks.
+    ///
+    /// # Panics
+    /// If the ring is a virtqueue with EVENT_IDX.
+    pub(super) fn never_suppress(&mut self) {
+        match &mut self.half {
+            Half::Virtio(virtq) => virtq.driver.stay_armed(),
+            Half::XenTx(_) | Half::XenRx(_) => self.always_notifies = true,
         }
     }
 

@@ -34,9 +34,21 @@ pub enum Completion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// Stops taking frames, and sleeps until there is a buffer.
-    StopBeforeFull,
+    Stop,
     /// Retries at once, indefinitely.
     BusyRetry,
+    /// Puts up to so many frames into a queue beside the ring, then stops taking frames.
+    Queue(u16),
+}
+
+impl Full {
+    /// Frames that can wait beside the ring.
+    pub fn queue(self) -> u16 {
+        match self {
+            Self::Queue(frames) => frames,
+            Self::Stop | Self::BusyRetry => 0,
+        }
+    }
 }
 
 /// Times at which received buffers are returned.
@@ -57,7 +69,7 @@ pub enum Suppress {
     EventIndex,
     /// By flags; virtqueues only.
     Flags,
-    /// Not at all: the switch is notified of everything published. Xen rings only.
+    /// Not at all: calls are never suppressed; on Xen rings neither are kicks.
     None,
 }
 
@@ -111,7 +123,7 @@ impl Settings {
             poll_one: PerQueue::default(),
             kick_one: PerQueue::default(),
             completion: Completion::Orphan,
-            full: Full::StopBeforeFull,
+            full: Full::Stop,
             refill: Refill::AtOnce,
             apart: false,
             offset: 0,
@@ -143,7 +155,8 @@ impl Settings {
             ("tx-completion", "on-half-empty") => self.completion = Completion::OnHalfEmpty,
             ("tx-completion", _) => self.completion = Completion::Orphan,
             ("tx-full", "busy-retry") => self.full = Full::BusyRetry,
-            ("tx-full", _) => self.full = Full::StopBeforeFull,
+            ("tx-full", "queue") => self.full = Full::Queue(n as u16),
+            ("tx-full", _) => self.full = Full::Stop,
             ("rx-refill", "below-half") => self.refill = Refill::BelowHalf,
             ("rx-refill", "batch") => self.refill = Refill::Batch(n as u16),
             ("rx-refill", _) => self.refill = Refill::AtOnce,
@@ -235,10 +248,11 @@ impl fmt::Display for Completion {
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::StopBeforeFull => "stop-before-full",
-            Self::BusyRetry => "busy-retry",
-        })
+        match self {
+            Self::Stop => f.write_str("stop-before-full"),
+            Self::BusyRetry => f.write_str("busy-retry"),
+            Self::Queue(frames) => write!(f, "queue:{frames}"),
+        }
     }
 }
 
@@ -290,6 +304,9 @@ mod tests {
             let settings = Settings::new(Policy::Event, Policy::Event, &[parsed[0].clone(), set]);
             assert_eq!(settings.pairs()[2].1, value);
         }
+        let queue =
+            Settings::new(Policy::Event, Policy::Event, &["tx-full=queue:8".parse().unwrap()]);
+        assert!(queue.pairs().contains(&("tx-full", "queue:8".into())));
         let none = Settings::new(Policy::Event, Policy::Event, &["suppress=none".parse().unwrap()]);
         assert!(none.pairs().contains(&("suppress", "none".into())));
         let defaults = Settings::new(Policy::Event, Policy::Event, &[]);
@@ -329,7 +346,8 @@ mod tests {
             ("tx-completion=timer", "from 1 to 20000"),
             ("tx-completion=timer:20001", "from 1 to 20000"),
             ("tx-completion=orphan:3", "use orphan"),
-            ("tx-full=retry", "use stop-before-full, busy-retry"),
+            ("tx-full=retry", "use stop-before-full, busy-retry, queue:N"),
+            ("tx-full=queue:0", "from 1 to 1024"),
             ("rx-refill=below-halve", "did you mean 'below-half'?"),
             ("rx-refill=batch:0", "from 1 to 32768"),
             ("rx-refill=at-once:1", "use at-once"),

@@ -1,5 +1,6 @@
 //! The transmit queue: sends frames, notifies the switch, and reclaims buffers.
 
+use std::collections::VecDeque;
 use std::ops::AddAssign;
 
 use shm::SegMut;
@@ -14,6 +15,10 @@ pub struct Tx {
     /// Its ring.
     pub ring: Ring,
     free: Vec<u16>,
+    /// `tx-full=queue`: frames for which the ring had no room, as (buffer, length).
+    queue: VecDeque<(u16, u32)>,
+    /// Buffers that the ring has room for; the others are those of `queue`.
+    ring_buffers: u16,
     completion: Completion,
     full: Full,
     burst: usize,
@@ -41,6 +46,8 @@ pub struct TxCounts {
     pub stops: u64,
     /// `busy-retry`: attempts that found no buffer.
     pub busy: u64,
+    /// `queue`: frames that waited beside the ring.
+    pub queued: u64,
     /// Frames dropped because the switch does not accept them: too long, or with an offload that
     /// is not negotiated.
     pub refused: u64,
@@ -53,6 +60,7 @@ impl AddAssign for TxCounts {
         self.reclaimed += other.reclaimed;
         self.stops += other.stops;
         self.busy += other.busy;
+        self.queued += other.queued;
         self.refused += other.refused;
     }
 }
@@ -72,6 +80,8 @@ impl Tx {
     pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
         Self {
             free: (0..ring.size()).rev().collect(),
+            queue: VecDeque::with_capacity(settings.full.queue().into()),
+            ring_buffers: ring.size() - settings.full.queue(),
             ring,
             completion: settings.completion,
             full: settings.full,
@@ -84,16 +94,32 @@ impl Tx {
         }
     }
 
-    /// Buffers in flight.
+    /// Buffers in flight, those of queued frames included.
     pub fn in_flight(&self) -> u16 {
         self.ring.size() - u16::try_from(self.free.len()).unwrap_or(u16::MAX)
     }
 
-    /// Reclaims used buffers.
+    /// Buffers on the ring.
+    fn on_ring(&self) -> u16 {
+        self.in_flight() - u16::try_from(self.queue.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Reclaims used buffers, and moves queued frames to the room on the ring.
     pub fn reclaim(&mut self) -> Result<(), Malformed> {
         let reclaimed = self.ring.reclaim(&mut self.free)?;
         self.counts.reclaims += u64::from(reclaimed > 0);
         self.counts.reclaimed += reclaimed as u64;
+        if reclaimed > 0 && !self.queue.is_empty() {
+            while self.on_ring() < self.ring_buffers
+                && let Some((i, len)) = self.queue.pop_front()
+            {
+                let sent = self.ring.add(i, len, false);
+                assert!(sent, "virtqueues accept all frames");
+            }
+            self.ring.publish();
+            // They have waited: no kick policy delays them further.
+            self.kick_now();
+        }
         Ok(())
     }
 
@@ -106,6 +132,10 @@ impl Tx {
             self.reclaim()?;
             self.reclaim_at = None;
             self.start_timer(now);
+        }
+        // The sender may have no frame that would make it reclaim.
+        if !self.queue.is_empty() && self.is_due(true) {
+            self.reclaim()?;
         }
         Ok(())
     }
@@ -125,19 +155,23 @@ impl Tx {
     /// Returns how many of `want` frames may be sent at once now; reclaims buffers as set.
     pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
         let want = want.min(self.burst);
-        let short = self.sendable() < want;
-        let due = match self.completion {
+        let on_ring = usize::from(self.ring_buffers - self.on_ring());
+        if self.is_due(self.sendable().min(on_ring) < want || !self.queue.is_empty()) {
+            self.reclaim()?;
+        }
+        Ok(self.sendable().min(want))
+    }
+
+    /// Whether to reclaim buffers now, outside of timer ticks. `short`: more are wanted.
+    fn is_due(&self, short: bool) -> bool {
+        match self.completion {
             Completion::BeforeTx => true,
             Completion::Timer { .. } => false,
             Completion::Orphan => short,
             Completion::OnEmpty | Completion::OnHalfEmpty => {
                 short && self.ring.has_used_many(self.awaited())
             }
-        };
-        if due {
-            self.reclaim()?;
         }
-        Ok(self.sendable().min(want))
     }
 
     /// Number of frames with a free buffer and room on the ring.
@@ -147,10 +181,10 @@ impl Tx {
 
     /// How many more buffers must be used before a reclaim.
     fn awaited(&self) -> u16 {
-        let half = self.ring.size().div_ceil(2);
+        let (half, free) = (self.ring_buffers.div_ceil(2), self.ring_buffers - self.on_ring());
         match self.completion {
-            Completion::OnEmpty => self.in_flight(),
-            Completion::OnHalfEmpty => half.saturating_sub(self.ring.size() - self.in_flight()),
+            Completion::OnEmpty => self.on_ring(),
+            Completion::OnHalfEmpty => half.saturating_sub(free),
             _ => 1,
         }
     }
@@ -173,12 +207,18 @@ impl Tx {
         segs.next().unwrap_or(header)
     }
 
-    /// Sends free buffer `i` with `len` bytes, including the header. Returns false if the frame was
-    /// dropped; the buffer is then free.
+    /// Sends free buffer `i` with `len` bytes, including the header, or queues it while the ring
+    /// is full. Returns false if the frame was dropped; the buffer is then free.
     pub fn send(&mut self, i: u16, len: u32) -> bool {
         // Usually the last one: buffers are filled in the order of `free`.
         let at = self.free.iter().rposition(|free| *free == i).expect("a free buffer");
         self.free.remove(at);
+        // The buffer of this frame is neither free nor queued, so it counts as one on the ring.
+        if self.on_ring() > self.ring_buffers || !self.queue.is_empty() {
+            self.queue.push_back((i, len));
+            self.counts.queued += 1;
+            return true;
+        }
         let sent = self.ring.add(i, len, false);
         if !sent {
             self.free.push(i);
@@ -228,7 +268,9 @@ impl Tx {
         self.kick_now();
         match self.full {
             Full::BusyRetry => self.counts.busy += 1,
-            Full::StopBeforeFull => self.counts.stops += u64::from(!self.stopped),
+            Full::Stop | Full::Queue(_) => {
+                self.counts.stops += u64::from(!self.stopped);
+            }
         }
         self.stopped = true;
         self.full == Full::BusyRetry
@@ -238,7 +280,7 @@ impl Tx {
     pub(super) fn prepare_sleep(&mut self, blocked: bool) -> Result<SleepMode, Malformed> {
         let awaited = self.awaited();
         let wants_call = match self.completion {
-            Completion::BeforeTx | Completion::Orphan => blocked,
+            Completion::BeforeTx | Completion::Orphan => blocked || !self.queue.is_empty(),
             Completion::OnEmpty | Completion::OnHalfEmpty => awaited > 0,
             Completion::Timer { .. } => false,
         };

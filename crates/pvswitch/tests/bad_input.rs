@@ -312,17 +312,18 @@ fn more_queues_than_a_port_has() {
 fn invalid_driver_settings() {
     let dir = Dir::new();
     let socket = format!("vhost-user:{}", dir.text("a"));
-    let replay: [(&[&str], &str); 4] = [
+    let replay: [(&[&str], &str); 5] = [
         (&["--mode", "echo"], "only with --mode send and --mode sink"),
         (&["--rate", "5k"], "cannot be used with '--rate"),
         (&["--packed"], "cannot be used with '--packed'"),
+        (&["--set", "tx-full=queue:1"], "--set tx-full=queue: not with --replay"),
         (&["--connect", "xen-local:/nowhere"], "only with --connect vhost-user:SOCKET"),
     ];
     for (args, want) in replay {
         let to: &[&str] = if args[0] == "--connect" { &[] } else { &["--connect", &socket] };
         fails(command(&[&["gen", "--replay"], to, args].concat()), USAGE, &[want]);
     }
-    let bad: [(&[&str], &str); 12] = [
+    let bad: [(&[&str], &str); 11] = [
         (&["--set", "tx-complete=orphan"], "did you mean 'tx-completion'?"),
         (&["--set", "nonsense=1"], "known: tx-completion, tx-full, rx-refill, header, offset"),
         (&["--set", "tx-completion=on-half"], "use orphan, before-tx, timer:HZ, on-empty"),
@@ -330,7 +331,6 @@ fn invalid_driver_settings() {
         (&["--set", "offset=65"], "0 to 64"),
         (&["--set", "suppress=flag"], "did you mean 'flags'?"),
         (&["--set", "checks"], "use on, off"),
-        (&["--set", "suppress=none"], "virtqueues have suppress=flags"),
         (&["--set", "tx-burst=0"], "1 to 64"),
         (&["--set", "rx-buffer=1500"], "2048 to 4096"),
         (&["--poll", "tmer"], "use one of event, napi"),

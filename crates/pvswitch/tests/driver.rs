@@ -18,7 +18,7 @@ const POLICIES: [&str; 8] = [
     "spin",
     "adaptive",
 ];
-const SETS: [&str; 17] = [
+const SETS: [&str; 19] = [
     "tx-completion=before-tx",
     "tx-completion=timer:1000",
     "tx-completion=on-empty",
@@ -36,6 +36,8 @@ const SETS: [&str; 17] = [
     "rx-refill=at-once",
     "tx-burst=1",
     "rx-buffer=2048",
+    "suppress=none",
+    "tx-full=queue:16",
 ];
 /// Number of pairs of guests at a time.
 const PAIRS: usize = 4;
@@ -231,6 +233,8 @@ fn effects_of_settings_are_counted() {
     let busy = sent(&["--set", "tx-full=busy-retry"]);
     // A new device calls once without a request.
     assert!(busy("tx_busy") > 0 && busy("calls_tx") <= 1 && busy("tx_stops") == 0);
+    let queue = sent(&["--set", "tx-full=queue:64"]);
+    assert!(queue("tx_queued") > 0 && orphan("tx_queued") == 0);
     let before = sent(&["--set", "tx-completion=before-tx"]);
     assert!(before("reclaims") >= before("sent_frames") / 100, "once per burst");
     let timer = sent(&["--set", "tx-completion=timer:100"]);

@@ -6,6 +6,7 @@ use crate::near::did_you_mean;
 use crate::queues::queue_number;
 
 const HZ_MAX: u32 = 20_000;
+const QUEUE_MAX: u32 = 1024;
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
 
 /// When transmitted buffers are reclaimed.
@@ -46,8 +47,16 @@ const FULL: &[Choice] = &[
     ),
     Choice::word(
         "busy-retry",
-        "The sender retries at once, indefinitely. There is no third queue: the frame stays where \
-         it is.",
+        "The sender retries at once, indefinitely. The frame stays where it is.",
+    ),
+    Choice::number(
+        "queue",
+        "N",
+        1,
+        QUEUE_MAX,
+        "Virtqueues only: up to N frames (1 to 1024) wait in a queue of the driver while the ring \
+         is full, in buffers that the ring does not have; beyond that as `stop-before-full`. Shows \
+         what a third queue does (`pvswitch lab run coalescing`).",
     ),
 ];
 
@@ -79,8 +88,11 @@ const SUPPRESS: &[Choice] = &[
     ),
     Choice::word(
         "none",
-        "Xen rings only, which have no flags: notifications are not suppressed. The switch is \
-         notified of all published frames and returned buffers, whether it asks or not.",
+        "The driver suppresses no calls. On virtqueues: EVENT_IDX is not negotiated, and the flag \
+         that suppresses calls is never set, so that the driver is called at each use of buffers \
+         on both rings; it kicks unless the switch's flag suppresses kicks. Xen rings have no such \
+         flag, only an index of the next call, set before a sleep; the switch is notified of all \
+         published frames and returned buffers, whether it asks or not.",
     ),
 ];
 

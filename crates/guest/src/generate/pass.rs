@@ -88,6 +88,9 @@ pub fn run(pass: &Pass, running: &dyn Fn() -> bool) -> Result<(), Error> {
     if pass.to.settings.apart {
         return Err(Error::Usage("--set header=apart: not with --mode pass".into()));
     }
+    if pass.to.settings.full.queue() > 0 {
+        return Err(Error::Usage("--set tx-full=queue: not with --mode pass".into()));
+    }
     if let Some(cpu) = pass.cpu {
         super::pin(cpu)?;
     }

@@ -67,6 +67,9 @@ pub fn check(mode: Mode, to: &Connect) -> Result<(), Error> {
     if !to.is_virtio() {
         return Err(Error::Usage("--replay: only with --connect vhost-user:SOCKET".into()));
     }
+    if to.settings.full.queue() > 0 {
+        return Err(Error::Usage("--set tx-full=queue: not with --replay".into()));
+    }
     Ok(())
 }
 

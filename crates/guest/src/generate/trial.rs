@@ -126,6 +126,9 @@ pub fn run(trial: &Trial, running: &dyn Fn() -> bool) -> Result<(), Error> {
     if trial.to.settings.apart {
         return Err(Error::Usage("--set header=apart: not with --mode trial".into()));
     }
+    if trial.to.settings.full.queue() > 0 {
+        return Err(Error::Usage("--set tx-full=queue: not with --mode trial".into()));
+    }
     if end::overlap(trial.mac, trial.peer, trial.addresses) {
         let what = "--peer: the addresses from there on overlap those from --mac on";
         return Err(Error::Usage(what.into()));

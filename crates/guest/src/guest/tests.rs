@@ -122,7 +122,7 @@ fn ring_pair(features: Features, settings: &Settings) -> (Queue, Device, Buffers
     // A new ring enables the first call, but not kicks.
     let _ = device.queue.call_needed();
     assert_eq!(device.queue.arm(), ::ring::virtq::Armed::Armed);
-    let count = if settings.apart { SIZE / 2 } else { SIZE };
+    let count = if settings.apart { SIZE / 2 } else { SIZE } + settings.full.queue();
     let Settings { apart, offset, .. } = *settings;
     let buffers = Buffers { base: BUFFERS, stride: RX_BUFFER.into(), count, apart, offset };
     (Queue { ring: 0, driver, kick, call }, device, buffers)
@@ -334,7 +334,7 @@ fn nobody_sleeps_with_work_pending() {
     for features in [EVENT, FLAGS, PACKED, Features { in_order: true, ..EVENT }] {
         for kick in ["event", "timer:1000", "coalesce:50,4", "coalesce:50/pending"] {
             for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
-                for full in ["stop-before-full", "busy-retry"] {
+                for full in ["stop-before-full", "busy-retry", "queue:3"] {
                     let sets = [format!("tx-completion={completion}"), format!("tx-full={full}")];
                     for seed in 0..20 {
                         check_no_lost_wakeup(features, kick, &[&sets[0], &sets[1]], seed);
@@ -357,6 +357,70 @@ fn a_full_ring_stops_a_sender_or_makes_it_retry() {
     device.take();
     assert_eq!((tx.stop(), tx.stop()), (true, true));
     assert_eq!((tx.counts.stops, tx.counts.busy), (0, 2));
+}
+
+#[test]
+fn frames_beyond_the_ring_wait_in_the_queue_and_stay_in_order() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-full=queue:3"]);
+    assert_eq!(tx.room(64).unwrap(), 11);
+    send(&mut tx, 11, Instant::START);
+    assert_eq!((device.take(), tx.in_flight(), tx.counts.queued), (8, 11, 3));
+    assert_eq!(tx.room(1).unwrap(), 0);
+    // A sender without another frame waits for the ring, too: the queue needs its room.
+    assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Armed);
+    assert!(device.use_one(0) && device.kicked());
+    assert!(!device.use_one(0));
+    assert_eq!(device.queue.arm(), ::ring::virtq::Armed::Armed);
+    tx.tick(after(Ns::new(1))).unwrap();
+    assert!(device.kicked(), "those moved to the ring");
+    assert_eq!((device.take(), tx.in_flight()), (2, 9));
+    // The next one waits behind the last of the queue.
+    send(&mut tx, 1, Instant::START);
+    assert_eq!((device.take(), tx.counts.queued), (0, 4));
+    for _ in 0..8 {
+        device.use_one(0);
+    }
+    assert_eq!((tx.room(64).unwrap(), device.take()), (9, 2));
+    let sent: Vec<u64> = device.bufs.iter().map(|bufs| bufs[0].0).collect();
+    let buffer = |i: u64| BUFFERS + i * RX_BUFFER;
+    // The last frame has one of the buffers that were free again: that used last.
+    let order = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1].map(buffer);
+    assert_eq!(sent, order);
+}
+
+/// Every other setting suppresses calls while the driver is awake.
+#[test]
+fn a_driver_that_suppresses_nothing_is_called_at_each_use_on_both_rings() {
+    let packed = Features { packed: true, ..FLAGS };
+    for (features, set) in [FLAGS, packed]
+        .into_iter()
+        .flat_map(|features| ["suppress=none", "suppress=flags"].map(|set| (features, set)))
+    {
+        let settings = settings("event", &[set]);
+        let (tx, mut tx_device, buffers) = ring_pair(features, &settings);
+        let (rx, mut rx_device, rx_buffers) = ring_pair(features, &settings);
+        let tx = Ring::virtio(tx, Arc::clone(&tx_device.memory), buffers);
+        let rx = Ring::virtio(rx, Arc::clone(&rx_device.memory), rx_buffers);
+        let mut pair = Pair::new(tx, rx, &settings);
+        send(&mut pair.tx, 8, Instant::START);
+        assert_eq!((tx_device.take(), rx_device.take()), (8, 8));
+        for i in 0..8 {
+            let called = [tx_device.use_one(0), rx_device.use_one(72)];
+            assert_eq!(called, [set == "suppress=none"; 2], "{features:?} {set}: use {i}");
+            if i == 3 {
+                pair.tx.reclaim().unwrap();
+                pair.rx.receive(64, |_| {}).unwrap();
+                // As a driver does that polls.
+                pair.tx.ring.disarm();
+                pair.rx.ring.disarm();
+            }
+        }
+        let calls = if set == "suppress=none" { 8 } else { 0 };
+        for ring in [&mut pair.tx.ring, &mut pair.rx.ring] {
+            ring.take_calls();
+            assert_eq!(ring.calls, calls, "{features:?} {set}");
+        }
+    }
 }
 
 #[test]

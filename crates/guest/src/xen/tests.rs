@@ -649,6 +649,7 @@ fn targets_are_parsed_and_errors_say_what_to_write() {
         (with(&["header=apart"]), "--set header=apart"),
         (with(&["checks=off"]), "--set checks=off"),
         (with(&["rx-buffer=2048"]), "--set rx-buffer"),
+        (with(&["tx-full=queue:2"]), "--set tx-full=queue"),
     ] {
         let error = Connect::try_from(&args).unwrap_err();
         assert!(error.contains(hint), "{error}");
