@@ -103,6 +103,11 @@ pub trait Study: Sync {
     fn facts(&self) -> &'static Facts;
     /// The matrix. The last axis holds what is set beside each other, the base first.
     fn plan(&self, scale: Scale) -> Plan;
+    /// Further values of an axis, of folders of earlier versions: they can be read, and measured
+    /// with `--only`.
+    fn earlier_values(&self, _axis: &str) -> Vec<&'static str> {
+        Vec::new()
+    }
     /// Whether the matrix has this cell: an original study may not have measured all combinations.
     fn has(&self, cell: &Cell) -> bool;
     /// About how long one run of a cell takes beyond its window, in seconds.

@@ -148,7 +148,7 @@ impl Axis {
     }
 }
 
-/// The axes of a study with the values that any of its scales has.
+/// The axes of a study with the values that any of its scales has, or had in earlier versions.
 fn known(study: &dyn Study) -> Vec<Axis> {
     let mut axes = study.plan(Scale::Full).axes;
     for scale in [Scale::Usual, Scale::Quick, Scale::Smallest] {
@@ -159,6 +159,9 @@ fn known(study: &dyn Study) -> Vec<Axis> {
                 axis.values.extend(new);
             }
         }
+    }
+    for axis in &mut axes {
+        axis.values.extend(study.earlier_values(&axis.name).into_iter().map(String::from));
     }
     axes
 }

@@ -13,8 +13,9 @@ mod setting;
 mod tables;
 mod todo;
 mod traffic;
+mod unit;
 
-use setting::{DEFAULT, SETTINGS, TIMEOUTS};
+use setting::{DEFAULT, SETTINGS, TIMEOUTS, Timed, of_row};
 
 /// Traffic that time-outs are measured with.
 const TIMED: [&str; 3] = ["guest-to-host", "host-to-guest", "pings"];
@@ -80,7 +81,8 @@ const FACTS: Facts = Facts {
     together: None,
     // The smallest effect of a time-out on bulk is 13.4 s for 11.3: half of that.
     margin: 1.09,
-    control: &[("way", "guest-to-host"), ("setting", "before")],
+    // The first cell of that traffic: `before`.
+    control: &[("way", "guest-to-host")],
 };
 
 impl Study for Coalescing {
@@ -89,20 +91,20 @@ impl Study for Coalescing {
     }
 
     fn plan(&self, scale: Scale) -> Plan {
-        let timeouts = TIMEOUTS.iter().map(|timeout| timeout.name);
-        let settings = SETTINGS.iter().map(|setting| setting.name);
-        let mut all: Vec<&str> = settings.collect();
-        // The default is the base of settings, `before` that of time-outs.
-        all.splice(1..1, timeouts);
-        if scale == Scale::Smallest {
-            let few = [DEFAULT, "before", "1", "driver-poll=timer:1000", "poll=timer:1000"];
-            all.retain(|name| few.contains(name));
-        }
-        if scale == Scale::Quick {
+        let few: Option<&[&str]> = match scale {
+            Scale::Smallest => {
+                Some(&[DEFAULT, "before", "1", "driver-poll=timer:1000", "poll=timer:1000"])
+            }
             // Those that the original study timed, and none of the ideas.
-            let few = [DEFAULT, "before", "0", "1", "1/pending"];
-            all.retain(|name| few.contains(name));
-        }
+            Scale::Quick => Some(&[DEFAULT, "before", "0", "1", "1/pending"]),
+            Scale::Usual | Scale::Full => None,
+        };
+        let is_in = |name: &str| few.is_none_or(|few| few.contains(&name));
+        let settings = SETTINGS.iter().map(|setting| setting.name).filter(|name| is_in(name));
+        let mut all: Vec<String> = settings.map(String::from).collect();
+        // The default is the base of settings, `before` that of time-outs.
+        let timeouts = TIMEOUTS.iter().filter(|timeout| is_in(timeout.name));
+        all.splice(1..1, timeouts.map(|timeout| timeout.setting()));
         let seconds = match scale {
             Scale::Smallest | Scale::Quick => 0.5,
             Scale::Usual => 1.0,
@@ -113,9 +115,13 @@ impl Study for Coalescing {
             .with_power(self, scale)
     }
 
+    fn earlier_values(&self, axis: &str) -> Vec<&'static str> {
+        let timeouts = TIMEOUTS.iter().filter(|_| axis == "setting");
+        timeouts.map(|timeout| timeout.name).collect()
+    }
+
     fn has(&self, cell: &Cell) -> bool {
-        let timeout = TIMEOUTS.iter().any(|timeout| timeout.name == cell.get("setting"));
-        timeout == TIMED.contains(&cell.get("way"))
+        Timed::of(cell.get("setting")).is_ok() == TIMED.contains(&cell.get("way"))
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -146,7 +152,8 @@ impl Study for Coalescing {
         let mut claims = Vec::new();
         for row in rows {
             for (n, way) in TIMED[..2].iter().enumerate() {
-                let pair = [cell(way, row.timeout), cell(way, base.timeout)];
+                let named = |row: &original::Row| cell(way, &of_row(&cells, row.timeout));
+                let pair = [named(row), named(base)];
                 if !cells.contains(&pair[0]) {
                     continue;
                 }
@@ -188,12 +195,12 @@ fn median(results: &Results, way: &str, setting: &str, measure: &str) -> Option<
 }
 
 /// Judges whether a time-out coalesces frames, as in the columns of packets per interrupt of the
-/// original study. Only toward the guest: a sending guest is mostly awake for acknowledgements, and
-/// suppresses calls. So does, on a busy machine, a receiver that never catches up: with less than
-/// one call per [`BEHIND`] frames, nothing is left to coalesce.
+/// original study. Only toward the guest, where bursts are largest. Guests of earlier folders
+/// suppress calls while they are awake: with less than one call per [`BEHIND`] frames, nothing is
+/// left to coalesce.
 fn rise(results: &Results) -> Option<Verdict> {
     let way = TIMED[1];
-    let of = |setting| median(results, way, setting, "frames_per_call");
+    let of = |row| median(results, way, &of_row(results.cells(), row), "frames_per_call");
     let (before, with) = (of("before")?, of("1")?);
     Some(Verdict {
         what: format!(

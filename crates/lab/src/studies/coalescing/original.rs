@@ -1,6 +1,7 @@
 //! The original study's table, as published.
 
 /// A row of the table.
+#[derive(Clone, Copy)]
 pub struct Row {
     /// Its name in the table, in lower case.
     pub timeout: &'static str,

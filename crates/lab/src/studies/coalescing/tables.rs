@@ -1,27 +1,88 @@
 //! The report except the TODO list: the original table beside ours, and settings.
 
-use super::setting::{DEFAULT, SETTINGS, TIMEOUTS};
-use super::{PACED, SET, TIMED, cell, original};
+use super::setting::{DEFAULT, SETTINGS, TIMEOUTS, Timed, of_row};
+use super::{PACED, SET, TIMED, cell, original, unit};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
-const ABOUT: &str = "\
-The host of the original study interrupted the guest at once for each packet (before), when no \
-more packets were pending (0), or after a time-out, fixed or divided by the number of pending \
-packets. Here this is the switch's call policy toward the guest. before: frames of the host are \
-taken one at a time, --poll napi:1 at its port, and the guest is called at once for each unless \
-it suppresses calls, --call event. 0: all available frames are taken, then one call; --poll \
-event, --call event. 1: --call coalesce:200,65535, a call 200 us after the first frame or when \
-the guest has no more buffers. N/pending: --call coalesce:200N/pending.
+/// What the rows of the original table are here.
+fn about(results: &Results) -> String {
+    let measured = Timed::of(&of_row(results.cells(), "1"));
+    let (suppresses, us) = measured.map_or((false, unit::us()), |timed| {
+        let us = timed.unit_us();
+        (timed.suppresses, us)
+    });
+    let guest = if suppresses {
+        "The guest is a network namespace whose NIC suppresses calls while it is awake, like NAPI: \
+         these runs are of an earlier version, which had no other guest, and a unit of 200 us."
+    } else {
+        "The guest is a network namespace whose NIC never suppresses calls, --set suppress=none: \
+         it is called for each frame or group that the switch publishes, awake or not, and for \
+         each that the switch has taken. (On Xen rings calls have an index only, which the NIC \
+         sets before it sleeps.)"
+    };
+    format!(
+        "The host of the original study interrupted the guest at once for each packet (before), \
+         when no more packets were pending (0), or after a time-out, fixed or divided by the \
+         number of pending packets. Here this is the switch's call policy toward the guest. \
+         before: frames of the host are taken one at a time, --poll napi:1 at its port, and the \
+         guest is called at once for each, --call event. 0: all available frames are taken, then \
+         one call; --poll event, --call event. 1: --call coalesce:{us},65535, a call {us} us after \
+         the first frame or when the guest has no more buffers. N/pending: --call \
+         coalesce:{us}N/pending.\n\n{guest} Segmentation offload and GRO are off on both sides. \
+         Times are extrapolated to 1 GB, or a million pings, from the rate measured."
+    )
+}
 
-The original study does not define its unit. With an acknowledgement for every second packet of \
-1448 bytes, its interrupts were 74, 110, 204 and 436 us apart in the rows 1/pending, 2/pending, \
-5/pending and 1; multiplied by the packets pending and divided by the number of the row, one unit \
-is 140 to 440 us. We use 200 us.
+/// How the unit follows from the original study's figures.
+fn about_unit() -> String {
+    let fit = unit::fitted();
+    let pings = unit::of_pings(&original::TABLE);
+    let of_pings: Vec<_> = pings
+        .iter()
+        .map(|row| format!("{}: {:.0} units = {:.0} us", row.timeout, row.units, row.us))
+        .collect();
+    format!(
+        "The original study does not define its unit, and its pings do not determine it: it \
+         published them for the rows {}, and no ping waits for any time-out there. The equations \
+         of the unit are {}; its coefficient is zero in all, so every unit fits them alike. (The \
+         6 us of the row 0 are its query for further packets.) The unit is fitted to the packets \
+         for each interrupt of TCP from the guest instead, by least squares: an interrupt is for \
+         one packet and all that arrive within its time-out, so with packets at the mean rate the \
+         first one waited packets - 1 times their distance. Toward the guest packets arrive in \
+         bursts, of 23.5 without any time-out, to which this does not apply. One unit is {:.0} us, \
+         with a residual of {:.0} us (root mean square): within a factor of two, the rows do not \
+         agree on one.",
+        pings.iter().map(|row| row.timeout).collect::<Vec<_>>().join(" and "),
+        of_pings.join(", "),
+        fit.us,
+        fit.residual_us,
+    )
+}
 
-The guest is a network namespace whose NIC suppresses calls while it is awake, like NAPI. \
-Segmentation offload and GRO are off on both sides. Times are extrapolated to 1 GB, or a million \
-pings, from the rate measured.";
+/// The equations of the unit, and what the fit leaves of each.
+fn equations() -> Table {
+    let fit = unit::fitted();
+    let row = |row: &unit::Equation| {
+        let fitted = fit.us * row.units;
+        vec![
+            Value::Text(row.timeout.into()),
+            Value::Number(row.units, 2),
+            Value::Number(row.us, 0),
+            Value::Number(fitted, 0),
+            Value::Number(row.us - fitted, 0),
+        ]
+    };
+    Table {
+        title: "The unit of time-outs".into(),
+        note: about_unit(),
+        columns: ["Time-out", "Units waited", "Original: us waited", "Fitted, us", "Residual, us"]
+            .map(String::from)
+            .into(),
+        rows: fit.equations.iter().map(row).collect(),
+        command: "pvswitch lab report".into(),
+    }
+}
 
 const ABOUT_SETTINGS: &str = "\
 Two generators with one setting changed at a time; the switch polls as adaptive unless a setting \
@@ -48,7 +109,8 @@ pub fn parts(results: &Results) -> Vec<Part> {
             ..plot(results, "frames_per_call", false)
         };
         parts.extend([
-            text("Time-outs: how to read this", ABOUT),
+            text("Time-outs: how to read this", &about(results)),
+            Part::Table(equations()),
             Part::Table(timeouts(results)),
             Part::Plot(time),
             Part::Plot(frames),
@@ -69,7 +131,8 @@ fn value(results: &Results, way: &str, setting: &str, measure: &str, digits: usi
 /// The original study's layout, its figures beside ours.
 fn timeouts(results: &Results) -> Table {
     let rows = original::TABLE.iter().map(|row| {
-        let ours = |way, measure, digits| value(results, way, row.timeout, measure, digits);
+        let setting = of_row(results.cells(), row.timeout);
+        let ours = |way, measure, digits| value(results, way, &setting, measure, digits);
         let pings = row.pings.map_or_else(
             || Value::Missing("not in the original study".into()),
             |seconds| Value::Original(seconds, 0),
@@ -119,11 +182,13 @@ fn costs(results: &Results) -> Table {
     let mut rows = Vec::new();
     for way in TIMED {
         for timeout in &TIMEOUTS {
-            let ours = |measure, digits| value(results, way, timeout.name, measure, digits);
+            let setting = of_row(results.cells(), timeout.name);
+            let ours = |measure, digits| value(results, way, &setting, measure, digits);
+            let call = Timed::of(&setting).map_or_else(|_| String::new(), |timed| timed.call());
             rows.push(vec![
                 Value::Text(way.into()),
                 Value::Text(timeout.name.into()),
-                Value::Text(timeout.call.into()),
+                Value::Text(call),
                 ours("frames", 0),
                 ours("guests_cpu", 0),
                 ours("switch_cpu", 0),
@@ -168,9 +233,10 @@ fn plot(results: &Results, measure: &str, relative: bool) -> Plot {
     let mut series = Vec::new();
     for (colour, way) in TIMED[..2].iter().enumerate() {
         let ours = original::TABLE.iter().enumerate().filter_map(|(x, row)| {
-            let here = cell(way, row.timeout);
+            let named = |row| cell(way, &of_row(results.cells(), row));
+            let here = named(row.timeout);
             let found = if relative {
-                results.ratio(&here, &cell(way, "before"), measure)
+                results.ratio(&here, &named("before"), measure)
             } else {
                 results.estimate(&here, measure)
             };

@@ -1,7 +1,7 @@
 //! The original study's TODO list, item by item, in its order.
 
-use super::setting::DEFAULT;
-use super::{MEASURES, TIMED, TIMEOUTS, median};
+use super::setting::{DEFAULT, of_row};
+use super::{MEASURES, TIMED, median};
 use crate::report::{Table, Value};
 use crate::store::Results;
 
@@ -11,8 +11,10 @@ pub struct Item {
     pub quote: &'static str,
     /// The setting or part of the program that implements it, or why it has no figure.
     pub why: &'static str,
-    /// Its figures: kind of traffic, setting, measure.
+    /// Its figures: kind of traffic, setting or row of the original's table, measure.
     pub figures: &'static [(&'static str, &'static str, &'static str)],
+    /// Code that proves what has no figure: file and a line of it.
+    pub proof: &'static [(&'static str, &'static str)],
 }
 
 const fn item(
@@ -20,7 +22,13 @@ const fn item(
     why: &'static str,
     figures: &'static [(&'static str, &'static str, &'static str)],
 ) -> Item {
-    Item { quote, why, figures }
+    Item { quote, why, figures, proof: &[] }
+}
+
+impl Item {
+    const fn proved(self, proof: &'static [(&'static str, &'static str)]) -> Self {
+        Self { proof, ..self }
+    }
 }
 
 /// All of it.
@@ -56,8 +64,11 @@ pub const LIST: [Item; 23] = [
     item(
         "Rusty: we can get a number of notifications in before it gets to that suppression. You \
          can use a counter to improve this",
-        "The counter became the event index, our default; by flags:",
+        "The counter became the event index, our default; by flags, and without suppression of \
+         calls:",
         &[
+            ("bulk", "suppress=none", "calls_per_1000"),
+            ("bulk", "suppress=none", "frames"),
             ("bulk", "suppress=flags", "kicks_per_1000"),
             ("bulk", "suppress=flags", "calls_per_1000"),
         ],
@@ -65,9 +76,14 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: Full queue: what does it do to performance if we queue more packets?] Rusty: bad \
          idea, this is a third queue. Stop the queue before it gets full, or fix TX_BUSY",
-        "A third queue is not implemented, so it has no figure. Both of Rusty's ways are: \
+        "tx-full=queue:N: frames that find the ring full wait in a queue of the driver, the \
+         original's single one, and 256, as many as the ring has. Rusty's two ways: \
          tx-full=stop-before-full (default), and busy-retry:",
         &[
+            ("bulk", "tx-full=queue:1", "frames"),
+            ("bulk", "tx-full=queue:1", "latency_p50"),
+            ("bulk", "tx-full=queue:256", "frames"),
+            ("bulk", "tx-full=queue:256", "latency_p50"),
             ("bulk", "tx-full=busy-retry", "frames"),
             ("bulk", "tx-full=busy-retry", "guest_ns"),
             ("bulk", "tx-full=busy-retry", "latency_p99"),
@@ -124,10 +140,14 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: managing the 128 head buffers is wasted effort. Try allocating skbs on rcv path; \
          allocate pages but not skbs]",
-        "Concerns the guest's kernel: our driver half has no skbs. It allocates its buffers once, \
-         and assembles frames from several of them without allocation.",
+        "No second way to compare: an skb is an object of a kernel, and the driver half has none. \
+         It passes a frame on as the segments of its buffers, which are made once, at the start.",
         &[],
-    ),
+    )
+    .proved(&[
+        ("crates/guest/src/rx.rs", "mut show: impl FnMut(&[Seg<'a>]),"),
+        ("crates/guest/src/rx.rs", "done: (ring.offered()..ring.size()).collect(),"),
+    ]),
     item(
         "Rusty: alignment: packets are misaligned (that 14 byte ethernet header). Add a feature to \
          allow the host to say \"I've skipped this many bytes\"",
@@ -157,10 +177,11 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: there's a fixme that this fails if we completely run out of buffers, should be \
          handled by timer. Could be a thread as well. Might be good for performance anyway]",
-        "Returning a buffer allocates nothing and cannot fail, so there is no such timer or thread \
-         to measure.",
+        "A refill cannot fail, so a timer would have nothing to do: it returns buffers that exist, \
+         and there is a descriptor for each.",
         &[],
-    ),
+    )
+    .proved(&[("crates/guest/src/ring.rs", "assert_eq!(added, list.len(),")]),
     item(
         "[mst: test whether this optimization works: recv kicks should be rare] [mst: virtqueue \
          already tracks posted buffers] Rusty: don't understand this comment",
@@ -222,25 +243,30 @@ pub const LIST: [Item; 23] = [
         "[mst: optimize for completing in order?] [mst: cpu_physical_memory_map could be \
          optimized] \
          Interrupts and kicks by eventfd: definitely a win",
-        "in-order below. The other two cannot be figures: a guest's memory is mapped once, when \
-         it is announced, and an address is looked up, never mapped; and vhost-user has eventfds \
-         and no other way.",
+        "in-order below. There is no map of a frame to optimise: memory is mapped when the guest \
+         announces it (vhost-user, SET_MEM_TABLE and ADD_MEM_REG), and an address of a frame is \
+         looked up in that table. Eventfds are the protocol's own (SET_VRING_KICK and _CALL); its \
+         alternative, in-band notifications, is a message of the socket for each.",
         &[("bulk", "in-order", "frames"), ("bulk", "in-order", "guest_ns")],
-    ),
+    )
+    .proved(&[("crates/shm/src/memory.rs", "pub fn seg(")]),
 ];
 
 /// A figure with its base beside it.
 pub fn figure(results: &Results, way: &str, setting: &str, name: &str) -> String {
-    let timeout = TIMEOUTS.iter().any(|timeout| timeout.name == setting);
-    let shown = if timeout { format!("time-out {setting}") } else { setting.to_string() };
+    let timed = TIMED.contains(&way);
+    let shown = if timed { format!("time-out {setting}") } else { setting.to_string() };
+    let named = |setting: &str| {
+        if timed { of_row(results.cells(), setting) } else { setting.to_string() }
+    };
     let unit = MEASURES.iter().find(|measure| measure.name == name).map_or("", |found| found.unit);
     let words = name.replace("_per_1000", " a 1000 frames").replace('_', " ");
-    let Some(value) = median(results, way, setting, name) else {
+    let Some(value) = median(results, way, &named(setting), name) else {
         return format!("{way}, {shown}: {words} not measured");
     };
-    let base = if TIMED.contains(&way) { "before" } else { DEFAULT };
+    let base = if timed { "before" } else { DEFAULT };
     let text = format!("{way}, {shown}: {words} {}", number(value, unit));
-    match median(results, way, base, name) {
+    match median(results, way, &named(base), name) {
         Some(_) if setting == base => text,
         Some(from) if from > 0.0 && !name.contains("per_1000") => {
             format!("{text}, {:.2} times {base}", value / from)
@@ -261,20 +287,19 @@ pub fn table(results: &Results) -> Table {
         let figures = item.figures.iter();
         let figures: Vec<_> =
             figures.map(|(way, setting, name)| figure(results, way, setting, name)).collect();
-        let answer = if figures.is_empty() {
-            Value::Missing("no figure: see the previous column".into())
-        } else {
-            Value::Text(figures.join("; "))
-        };
+        let proof = item.proof.iter().map(|(file, line)| format!("{file}: {line}"));
+        let answer: Vec<_> = figures.into_iter().chain(proof).collect();
+        let answer = Value::Text(answer.join("; "));
         let text = |words: &str| Value::Text(words.into());
         vec![Value::Number((i + 1) as f64, 0), text(item.quote), text(item.why), answer]
     });
     Table {
         title: "The TODO list itself".into(),
         note: "In the order of the original study, quotes shortened. bulk and paced refer to the \
-               two previous tables; a figure without a base is that of the default."
+               two previous tables; a figure without a base is that of the default. Where there is \
+               nothing to measure, the last column has the code that shows why."
             .into(),
-        columns: ["Item", "The list says", "Here", "Figures"].map(String::from).into(),
+        columns: ["Item", "The list says", "Here", "Figures, or code"].map(String::from).into(),
         rows: rows.collect(),
         command: "pvswitch lab run coalescing".into(),
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::setting::{Setting, Timeout};
+use super::setting::{Setting, Timed};
 use crate::error::Fail;
 use crate::stage::{
     Count, Gen, Link, Nic, NicOptions, Ping, Port, Stage, Switch, SwitchOptions, Window, Wire,
@@ -30,16 +30,17 @@ const FRAME_MAX: f64 = 1514.0;
 /// Traffic before and after a window, in seconds.
 const MARGIN_S: f64 = 0.3;
 
-fn nic() -> NicOptions {
-    NicOptions { without: WITHOUT.into(), ..NicOptions::new("event") }
+fn nic(timed: &Timed) -> NicOptions {
+    let set = if timed.suppresses { Vec::new() } else { vec!["suppress=none".into()] };
+    NicOptions { set, without: WITHOUT.into(), ..NicOptions::new("event") }
 }
 
-fn switch(stage: &Stage, timeout: &Timeout) -> SwitchOptions {
-    SwitchOptions { call: timeout.call.into(), ..SwitchOptions::new(stage, "event") }
+fn switch(stage: &Stage, timed: &Timed) -> SwitchOptions {
+    SwitchOptions { call: timed.call(), ..SwitchOptions::new(stage, "event") }
 }
 
-fn outside(timeout: &Timeout) -> String {
-    format!(",poll={}", timeout.outside)
+fn outside(timed: &Timed) -> String {
+    format!(",poll={}", timed.timeout.outside)
 }
 
 /// Returns the figures that TCP and pings have in common.
@@ -70,14 +71,14 @@ fn check_lengths(count: &Count) -> Result<(), Fail> {
 
 /// Measures TCP between the host and a guest.
 pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result<Figures, Fail> {
-    let timeout = Timeout::of(name)?;
+    let timed = Timed::of(name)?;
     let bulk = Bulk {
         proto: stage.proto,
         guests: 1,
         port: "",
-        outside: &outside(timeout),
-        nic: nic(),
-        switch: switch(stage, timeout),
+        outside: &outside(&timed),
+        nic: nic(&timed),
+        switch: switch(stage, &timed),
         link: Link::Tap,
         from_guests,
         udp: false,
@@ -96,13 +97,13 @@ pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result
 
 /// Measures pings from the host, each sent after the reply to the previous one.
 pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
-    let timeout = Timeout::of(name)?;
+    let timed = Timed::of(name)?;
     let wire = Wire::new(stage, Link::Tap)?;
     let port = Port::guest(stage, "g0", stage.proto, "");
-    let ports = [wire.port(&outside(timeout)), port.clone()];
-    let switch = Switch::start(stage, &switch(stage, timeout), &ports)?;
+    let ports = [wire.port(&outside(&timed)), port.clone()];
+    let switch = Switch::start(stage, &switch(stage, &timed), &ports)?;
     wire.up()?;
-    let guest = Nic::start(stage, 0, &port, &nic())?;
+    let guest = Nic::start(stage, 0, &port, &nic(&timed))?;
     switch.wait_up(ports.len())?;
     Ping::until_answered(&wire.netns, &guest.address)?;
     disable_offloads(&wire, std::slice::from_ref(&guest), WITHOUT)?;
