@@ -54,7 +54,7 @@ class Skip(Exception):
 
 
 class Failure(Exception):
-    """The rig cannot go on: a peer died, a time-out passed, a command failed."""
+    """The rig cannot continue: a peer died, a time-out passed, a command failed."""
 
 
 class NotBegun(Failure):
@@ -429,7 +429,7 @@ class Process:
         """SIGTERM and its exit status; SIGKILL if it does not listen, and None."""
         if self.alive():
             self._signal_group(signal.SIGTERM)
-            self.go_on()
+            self.resume()
             try:
                 self.popen.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -438,10 +438,10 @@ class Process:
         return self.popen.returncode
 
     def pause(self):
-        """Stops it where it is, until `go_on`."""
+        """Stops it where it is, until `resume`."""
         self._signal_group(signal.SIGSTOP)
 
-    def go_on(self):
+    def resume(self):
         self._signal_group(signal.SIGCONT)
 
     def cpu_seconds(self):
@@ -841,7 +841,7 @@ class Rig:
         print(text, flush=True)
 
     def check(self, name, ok, detail=""):
-        """Records and prints one result; returns whether it passed, so that a rig may go on or not."""
+        """Records and prints one result; returns whether it passed, so that a rig may continue or not."""
         print(f"{'ok  ' if ok else 'FAIL'}  {name}{f': {detail}' if detail != '' else ''}", flush=True)
         if ok:
             self.passed += 1

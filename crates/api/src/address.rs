@@ -13,7 +13,7 @@ pub enum Address {
     Tcp(String, u16),
     /// A Unix socket.
     Unix(PathBuf),
-    /// A listening socket that the starter of the process passed, by name.
+    /// A listening socket that the parent process passed, by name.
     Inherited(String),
 }
 

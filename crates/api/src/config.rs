@@ -71,7 +71,9 @@ impl std::str::FromStr for StaticAddress {
         let vlan = match vlan.map(number) {
             None => 0,
             Some(Some(vlan)) => vlan,
-            Some(None) => return Err(format!("'{s}': use MAC or MAC/VLAN, a VLAN id, 1 to 4094")),
+            Some(None) => {
+                return Err(format!("'{s}': use MAC or MAC/VLAN, with a VLAN ID of 1 to 4094"));
+            }
         };
         Ok(Self { mac: mac(address)?, vlan })
     }
@@ -207,8 +209,9 @@ impl Config {
         found
     }
 
-    /// Finds what is valid, and probably not meant: transparent ports beside ports with VLANs,
-    /// ports of one VLAN that own the same MAC address, and stand-by ports with other rules.
+    /// Warnings about valid settings that are probably mistakes: transparent ports beside
+    /// ports with VLANs, ports of one VLAN that own the same MAC address, and standby ports with
+    /// other rules.
     pub fn warnings(&self) -> Vec<(Part, String)> {
         let mut found = self.transparent_beside_vlans();
         found.extend(self.shared_macs());
@@ -225,9 +228,9 @@ impl Config {
         let warned = transparent.into_iter().filter(|port| !mirror_ports.contains(&port.name));
         let warning = |PortText { name, .. }: &PortText| {
             let what = format!(
-                "port '{name}' carries all VLANs, while port '{}' is in one of its own: the peer \
-                 of '{name}' may send into each with a tag, and receives the floods of all: add \
-                 vlan=N or trunk=N+M, unless that peer is trusted",
+                "port '{name}' carries all VLANs, but port '{}' is in one of its own: the peer of \
+                 '{name}' can send into every VLAN with a tag, and receives the flooded frames of \
+                 all: add vlan=N or trunk=N+M, unless that peer is trusted",
                 other.name
             );
             (Part::Port(name.clone()), what)
@@ -250,9 +253,9 @@ impl Config {
                     let (name, other) = (&port.name, &other.name);
                     let address = Value::Macs(vec![mac]);
                     let what = format!(
-                        "port '{name}': mac={address} is also that of port '{other}', in the same \
-                         VLAN: frames for it go to the port that sent last, unless only one of \
-                         them is up"
+                        "port '{name}': mac={address} is also set for port '{other}', in the same \
+                         VLAN: frames for it go to the port that last sent from it, unless only \
+                         one of them is up"
                     );
                     found.push((Part::Option(name.clone(), "mac"), what));
                 }

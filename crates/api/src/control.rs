@@ -115,8 +115,8 @@ pub enum ControlError {
     NoDefault,
     /// The socket belongs to another user.
     #[error(
-        "{path} is served by user {uid}, who is neither you nor root, and the socket's group is \
-         none of yours: refused; if that is your switch, run this as that user, or have it started \
+        "refused: {path} is served by user {uid}, who is neither you nor root, and you are not \
+         in the socket's group; if it is your switch, run this as that user, or start the switch \
          with --control-group"
     )]
     NotOurs {
@@ -147,8 +147,8 @@ pub enum ControlError {
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
-            "its socket or a directory above it is not open to you: run this as root or as the \
-             switch's user, or have it started with --control-group"
+            "permission denied on its socket or a directory above it: run this as root or as \
+             the switch's user, or start the switch with --control-group"
         }
         _ => "is `pvswitch run` running, with this --control?",
     }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_waited_for_longer_and_by_the_hook_of_libvirt_longest() {
+    fn changes_are_waited_for_longer_and_by_the_libvirt_hook_longest() {
         let limits = [
             Request::Show,
             Request::Why { name: "a".into(), seconds: 10.0 },

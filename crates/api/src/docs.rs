@@ -145,7 +145,12 @@ fn option_row(kind: &str, option: &Entry) -> String {
 }
 
 fn limit_table() -> String {
-    let mut table = heading(&["option", "default", "what, and who pays", "what happens beyond"]);
+    let mut table = heading(&[
+        "option",
+        "default",
+        "what is limited, and which port is charged",
+        "when the limit is reached",
+    ]);
     for option in common().filter(|option| option.name.starts_with(LIMIT)) {
         table += &row(&[&code(option.name), option.default, option.help, option.more]);
     }

@@ -116,8 +116,8 @@ pub enum Event {
         /// Seconds for which it stays where it was (`loop-guard=block`); 0: it does not.
         blocked_s: u64,
     },
-    /// A port took the place of the other one of its pair.
-    TakeOver {
+    /// A port took over from the other one of its pair.
+    Failover {
         /// Its name.
         port: String,
         /// Name of the other one.
@@ -172,7 +172,7 @@ impl Event {
             | Self::InterfaceLost { .. }
             | Self::Stalled { .. }
             | Self::MacFlaps { .. }
-            | Self::TakeOver { .. }
+            | Self::Failover { .. }
             | Self::Lost { .. } => Severity::Warning,
             Self::PortAdded { .. }
             | Self::PortRemoved { .. }
@@ -199,7 +199,7 @@ impl Event {
             | Self::Recovered { port, .. }
             | Self::MacMoved { port, .. }
             | Self::MacFlaps { to: port, .. }
-            | Self::TakeOver { port, .. }
+            | Self::Failover { port, .. }
             | Self::RateLimited { port, .. } => Some(port),
             Self::Reload { .. } | Self::Upgrade { .. } | Self::Shutdown {} | Self::Lost { .. } => {
                 None

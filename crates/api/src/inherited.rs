@@ -1,6 +1,6 @@
-//! Descriptors that the starter of the process passed, `fd=NAME` in a setting.
+//! Descriptors that the parent process passed, `fd=NAME` in a setting.
 
-/// Prefix of a descriptor that the process's starter made; the rest is its name.
+/// Prefix of a descriptor that the parent process passed; the rest is its name.
 pub const INHERITED: &str = "fd=";
 /// Longest name of an inherited descriptor, as systemd has it.
 const FD_NAME_MAX: usize = 255;

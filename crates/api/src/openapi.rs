@@ -37,9 +37,9 @@ pub fn document(server: Server) -> Value {
             "version": env!("CARGO_PKG_VERSION"),
             "license": { "name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT" },
             "description": format!(
-                "HTTP/1.1 on a Unix stream socket: {socket}. Who may connect is decided by the \
-                 socket's mode and group, who may change the switch by the user and groups of \
-                 the connected process. Fields are only added, never removed."
+                "HTTP/1.1 on a Unix stream socket: {socket}. The socket's mode and group decide \
+                 who may connect, the user and groups of the connected process who may change the \
+                 switch. Fields are only added, never removed."
             ),
         },
         "servers": [{ "url": "http://localhost", "description": "on the Unix socket" }],
@@ -88,9 +88,9 @@ fn describe(operation: &Operation, server: Server) -> Value {
     });
     let parameters: Vec<_> = parameters.collect();
     let right = match operation.right {
-        Right::Read => "Everyone who may connect may do this.",
-        Right::Change => "Only who may change the switch may do this.",
-        Right::Own => "Only root and the switch's user may do this.",
+        Right::Read => "Allowed for everyone who may connect.",
+        Right::Change => "Allowed only for users who may change the switch.",
+        Right::Own => "Allowed only for root and the switch's user.",
     };
     let mut value = json!({
         "operationId": operation.name,

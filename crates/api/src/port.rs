@@ -97,7 +97,7 @@ pub fn kind(name: &str) -> Result<Kind, String> {
     }
     if KINDS_LATER.contains(&name) {
         let names = names.join(", ");
-        return Err(format!("kind '{name}' is not in this version: use one of {names}"));
+        return Err(format!("kind '{name}' is not supported by this version: use one of {names}"));
     }
     let hint = did_you_mean(name, names);
     Err(format!("unknown kind '{name}'{hint}: use one of {}", names.join(", ")))
@@ -116,7 +116,7 @@ pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
         if !others.is_empty() {
             let others = others.join(", ");
             return Err(format!(
-                "option '{key}' is not one of kind {name} but of {others}; known: {known}"
+                "option '{key}' belongs to {others}, not to kind {name}; known: {known}"
             ));
         }
         let hint = unknown_hint(key, kind.options());
@@ -172,7 +172,7 @@ impl PortText {
         {
             let name = given.entry.name;
             let what = format!(
-                "{name}: with mode=client the peer makes the socket; set its permissions \
+                "{name}: with mode=client the peer creates the socket: set its permissions \
                  there, or use mode=server"
             );
             return Err(Invalid::new(name, what));
@@ -242,8 +242,8 @@ impl PortText {
             return match self.options.iter().find(own) {
                 Some(Given { entry: Entry { name, .. }, .. }) => {
                     let what = format!(
-                        "{name}: the starter that opened tap:{} has set up its interface: set it \
-                         there, or use tap:IFNAME",
+                        "{name}: tap:{} is inherited, and the process that opened it has set up \
+                         its interface: set it there, or use tap:IFNAME",
                         self.arg
                     );
                     Err(Invalid::new(name, what))
@@ -266,7 +266,7 @@ impl PortText {
         match given.find(|given| given.entry.name.starts_with(SOCKET)) {
             Some(Given { entry: Entry { name, .. }, .. }) => {
                 let what = format!(
-                    "{name}: permissions of an inherited socket are set where it is made: \
+                    "{name}: permissions of an inherited socket are set where it is created: \
                      SocketMode= and SocketGroup= of the socket unit"
                 );
                 Err(Invalid::new(name, what))

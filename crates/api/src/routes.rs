@@ -226,7 +226,7 @@ fn no_path(server: Server, path: &str) -> Problem {
 
 fn bad_encoding(place: &str, name: &str, text: &str) -> Problem {
     let detail = format!("{name}: '{}' is not valid percent-encoded UTF-8", text.escape_debug());
-    Problem::new(400, detail, "encode it as in RFC 3986, 2.1").at(format!("{place}.{name}"))
+    Problem::new(400, detail, "encode it as in RFC 3986, section 2.1").at(format!("{place}.{name}"))
 }
 
 /// Decodes `%41`.

@@ -383,7 +383,7 @@ pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, C
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
-        if !error.is_peer_absent() || !wait.is_some_and(|go_on| go_on()) {
+        if !error.is_peer_absent() || !wait.is_some_and(|keep_running| keep_running()) {
             return Err(error);
         }
         if !std::mem::replace(&mut logged, true) {

@@ -187,7 +187,7 @@ impl Server {
     fn refusal(&self, mut problem: Problem, incoming: &Incoming) -> Response {
         if problem.field.as_deref() == Some("path") {
             let (at, who) = (self.listener.path().display(), self.who);
-            let remedy = "ask it for stats, or set [QUEUE] poll=POLICY kick=POLICY";
+            let remedy = "use stats, or set [QUEUE] poll=POLICY kick=POLICY";
             problem.detail += &format!("; {at} is that of pvswitch {who}: {remedy}");
             problem.remedy = remedy.into();
         }
@@ -244,7 +244,7 @@ impl Server {
         let (mut poll, mut kick) = (None, None);
         let invalid = |Invalid { key, what }: Invalid| {
             let at = key.map_or_else(|| "body".into(), |key| format!("body.{key}"));
-            Problem::new(422, what, "use a policy as in docs/settings.md").at(at)
+            Problem::new(422, what, "use a policy listed in docs/settings.md").at(at)
         };
         for Change { entry, value } in changes(Target::Driver, settings).map_err(invalid)? {
             let to = if entry.name == "poll" { &mut poll } else { &mut kick };

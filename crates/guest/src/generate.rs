@@ -719,8 +719,8 @@ impl fmt::Display for Summary<'_> {
             self.0["received_frames"],
             n("received_pps") / 1e6,
         )?;
-        if let Some(dry) = self.0.get("dry_looks") {
-            write!(f, "), unread; the switch had used all of {dry} of {} rings", self.0["looks"])?;
+        if let Some(all) = self.0.get("ring_polls_exhausted") {
+            write!(f, "), unread; {all} of {} polls found all used", self.0["ring_polls"])?;
         } else {
             let (lost, late) = (&self.0["lost_frames"], &self.0["late_frames"]);
             write!(f, ", {:.2} Gbit/s), lost {lost}, late {late}", n("received_bps") / 1e9)?;

@@ -2,8 +2,8 @@
 //!
 //! One thread serves all rings, in rounds: due work ([`Guest::begin`]), a poll of the receive rings
 //! if their policy requests it, frames to send, and [`Guest::wait`], the one place where it sleeps.
-//! Pairs with the same poll policy share one judge, because they share this thread's time
-//! ([0013](../../../docs/design/0013-one-judge-a-policy.md)).
+//! Pairs with the same poll policy form one poll group, because they share this thread's time
+//! ([0013](../../../docs/design/0013-one-poll-group-a-policy.md)).
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -14,7 +14,7 @@ use switch::poll::{Action, Costs, Policy, State};
 use switch::time::{Instant, Ns};
 
 use crate::connect::Link;
-use crate::judge::{Activity, Judge};
+use crate::poll_group::{Activity, PollGroup};
 use crate::ring::{Half, Malformed, Ring};
 use crate::rx::Rx;
 use crate::settings::{Settings, Suppress};
@@ -30,7 +30,7 @@ pub struct Guest {
     /// The queue pairs, at least one, with the same settings.
     pub pairs: Vec<Pair>,
     /// One for each poll policy of the pairs.
-    judges: Vec<Judge>,
+    groups: Vec<PollGroup>,
     /// Smart poll is negotiated: events are enabled by clearing one flag for both rings of a pair.
     smart_poll: bool,
     /// Counters of sleeps.
@@ -39,7 +39,7 @@ pub struct Guest {
     pub control_ready: bool,
     /// Current settings, after negotiation and changes.
     pub settings: Settings,
-    /// Measures the costs of sleeping; called for a judge of `adaptive`.
+    /// Measures the costs of sleeping; called for a group of `adaptive`.
     costs: fn() -> Costs,
 }
 
@@ -55,8 +55,8 @@ pub struct Pair {
     pub rx_blocked: bool,
     /// Most used buffers to take from the receive ring in this round; 0: do not poll it.
     pub poll_max: usize,
-    /// Index of its judge.
-    judge: usize,
+    /// Index of its group.
+    group: usize,
     /// Counters at the end of the last round.
     reported: Activity,
     /// The receive ring is armed for the coming sleep.
@@ -104,7 +104,7 @@ impl Pair {
             blocked: false,
             rx_blocked: false,
             poll_max: 0,
-            judge: 0,
+            group: 0,
             reported: Activity::default(),
             armed: false,
             tx_calls: false,
@@ -114,7 +114,7 @@ impl Pair {
     /// Returns the activity since the last call.
     fn take_activity(&mut self) -> Activity {
         let (rx, tx) = (&self.rx.counts, &self.tx.counts);
-        let now = Activity { looks: rx.polls, received: rx.frames, sent: tx.frames };
+        let now = Activity { polls: rx.polls, received: rx.frames, sent: tx.frames };
         now.since(std::mem::replace(&mut self.reported, now))
     }
 
@@ -171,14 +171,14 @@ impl Guest {
         let mut guest = Self {
             link,
             pairs,
-            judges: Vec::new(),
+            groups: Vec::new(),
             smart_poll,
             counts: SleepCounts::default(),
             control_ready: false,
             settings: *settings,
             costs,
         };
-        guest.assign_judges();
+        guest.assign_groups();
         for (i, pair) in guest.pairs.iter_mut().enumerate() {
             pair.tx.set_kick_policy(settings.kick_of(i));
         }
@@ -195,27 +195,29 @@ impl Guest {
     ) {
         self.settings.set_policies(queue, poll, kick);
         if poll.is_some() {
-            self.assign_judges();
+            self.assign_groups();
         }
         for (i, pair) in self.pairs.iter_mut().enumerate().filter(|_| kick.is_some()) {
             pair.tx.set_kick_policy(self.settings.kick_of(i));
         }
     }
 
-    /// Assigns the judge of its policy to each pair. Judges still in use keep their state.
-    fn assign_judges(&mut self) {
-        let mut before = std::mem::take(&mut self.judges);
+    /// Assigns the group of its policy to each pair. Groups still in use keep their state.
+    fn assign_groups(&mut self) {
+        let mut before = std::mem::take(&mut self.groups);
         for (i, pair) in self.pairs.iter_mut().enumerate() {
             let policy = self.settings.poll_of(i);
-            let has = |judges: &[Judge]| judges.iter().position(|judge| judge.policy() == policy);
-            pair.judge = has(&self.judges).unwrap_or_else(|| {
+            let has =
+                |groups: &[PollGroup]| groups.iter().position(|group| group.policy() == policy);
+            pair.group = has(&self.groups).unwrap_or_else(|| {
                 let known = has(&before).map(|known| before.swap_remove(known));
-                self.judges.push(known.unwrap_or_else(|| Judge::new(policy, self.costs, now())));
-                self.judges.len() - 1
+                self.groups
+                    .push(known.unwrap_or_else(|| PollGroup::new(policy, self.costs, now())));
+                self.groups.len() - 1
             });
-            let judge = &mut self.judges[pair.judge];
-            judge.resting = Action::Poll;
-            if judge.disarms() {
+            let group = &mut self.groups[pair.group];
+            group.action = Action::Poll;
+            if group.disarms() {
                 // Under `event` the ring stayed armed.
                 pair.rx.ring.disarm();
             }
@@ -230,15 +232,15 @@ impl Guest {
             pair.tx.tick(now)?;
         }
         let mut polls = false;
-        for (i, judge) in self.judges.iter().enumerate() {
-            let mine = || self.pairs.iter().filter(|pair| pair.judge == i);
-            let wants = match judge.resting {
+        for (i, group) in self.groups.iter().enumerate() {
+            let mine = || self.pairs.iter().filter(|pair| pair.group == i);
+            let wants = match group.action {
                 Action::Poll => true,
                 Action::Until(at) => at <= now,
                 Action::Arm => mine().any(|pair| pair.rx.ring.has_used()),
             };
-            let poll_max = if wants { judge.budget() } else { 0 };
-            for pair in self.pairs.iter_mut().filter(|pair| pair.judge == i) {
+            let poll_max = if wants { group.budget() } else { 0 };
+            for pair in self.pairs.iter_mut().filter(|pair| pair.group == i) {
                 pair.poll_max = poll_max;
             }
             polls |= wants;
@@ -246,14 +248,14 @@ impl Guest {
         Ok(polls)
     }
 
-    /// Ends a round: reports the activity of its queues to the judges.
+    /// Ends a round: reports the activity of its queues to the groups.
     pub fn end(&mut self, now: Instant) {
         let mut sent = 0;
-        for (i, judge) in self.judges.iter_mut().enumerate() {
-            let mine = self.pairs.iter_mut().filter(|pair| pair.judge == i);
+        for (i, group) in self.groups.iter_mut().enumerate() {
+            let mine = self.pairs.iter_mut().filter(|pair| pair.group == i);
             let activity: Activity = mine.map(Pair::take_activity).sum();
             sent += activity.sent;
-            judge.observe(activity, now);
+            group.observe(activity, now);
         }
         if sent == 0 {
             self.pairs.iter_mut().for_each(|pair| pair.tx.kick_batched());
@@ -262,32 +264,32 @@ impl Guest {
 
     /// Current polling state of a pair's receive ring.
     pub fn state(&self, pair: &Pair) -> State {
-        self.judges[pair.judge].state()
+        self.groups[pair.group].state()
     }
 
     /// Sleeps until there is work, unless there is already. Returns false if the switch is gone.
     pub fn wait(&mut self, also: &WaitFor<'_>) -> Result<bool, Malformed> {
         self.control_ready = false;
         // If all pairs use `adaptive`, its latency applies to both directions.
-        let both = self.judges.iter().all(Judge::serves_both);
-        let napping = self.judges.iter().any(|judge| judge.nap().is_some());
+        let both = self.groups.iter().all(PollGroup::serves_both);
+        let napping = self.groups.iter().any(|group| group.nap().is_some());
         let stays = also.more && !(napping && both);
         let mut retries = false;
         for pair in &mut self.pairs {
             retries |= pair.blocked && pair.tx.stop();
         }
-        if self.judges.iter().any(|judge| judge.resting == Action::Poll) || stays || retries {
+        if self.groups.iter().any(|group| group.action == Action::Poll) || stays || retries {
             return Ok(true);
         }
         let mut sleeps = true;
         for pair in &mut self.pairs {
             pair.tx.kick_batched();
-            let arms = self.judges[pair.judge].resting == Action::Arm;
+            let arms = self.groups[pair.group].action == Action::Arm;
             sleeps = sleeps && pair.prepare_sleep(arms, self.smart_poll)?;
         }
         let gone = sleeps && self.sleep(also);
         for pair in &mut self.pairs {
-            if self.judges[pair.judge].disarms() {
+            if self.groups[pair.group].disarms() {
                 pair.rx.ring.disarm();
             }
             pair.tx.ring.disarm();
@@ -305,17 +307,17 @@ impl Guest {
         Ok(true)
     }
 
-    /// Time of a judge's next poll, unless all its pairs are `rx_blocked`.
-    fn nap(&self, judge: usize) -> Option<Instant> {
-        let can_receive = self.pairs.iter().any(|pair| pair.judge == judge && !pair.rx_blocked);
-        self.judges[judge].nap().filter(|_| can_receive)
+    /// Time of a group's next poll, unless all its pairs are `rx_blocked`.
+    fn nap(&self, group: usize) -> Option<Instant> {
+        let can_receive = self.pairs.iter().any(|pair| pair.group == group && !pair.rx_blocked);
+        self.groups[group].nap().filter(|_| can_receive)
     }
 
     /// Whether a pair waits for its source: not if it is blocked, nor if its policy delays both
     /// directions.
     fn waits_for_source(&self, pair: &Pair) -> bool {
-        let judge = &self.judges[pair.judge];
-        let waits = judge.serves_both() && self.nap(pair.judge).is_some();
+        let group = &self.groups[pair.group];
+        let waits = group.serves_both() && self.nap(pair.group).is_some();
         !pair.blocked && !waits
     }
 
@@ -327,7 +329,7 @@ impl Guest {
         let ticks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
         let tick = ticks.then_some(before + SMART_TICK);
         let due = self.pairs.iter().filter_map(|pair| pair.tx.deadline()).min();
-        let nap = (0..self.judges.len()).filter_map(|judge| self.nap(judge)).min();
+        let nap = (0..self.groups.len()).filter_map(|group| self.nap(group)).min();
         let until = [nap, tick, also.until, due].into_iter().flatten().min();
         let timeout = until.map(|at| at - before);
         if timeout == Some(Ns::ZERO) {
@@ -357,10 +359,10 @@ impl Guest {
             let sent = next(sources[i]);
             let (rx_called, tx_called) = (next(pair.armed), next(pair.tx_calls));
             let called = pair.wake(rx_called, tx_called, smart);
-            let judge = &mut self.judges[pair.judge];
-            let wakes = called || sent && judge.serves_both();
-            if pair.armed && wakes && judge.resting == Action::Arm {
-                judge.wake(now);
+            let group = &mut self.groups[pair.group];
+            let wakes = called || sent && group.serves_both();
+            if pair.armed && wakes && group.action == Action::Arm {
+                group.wake(now);
             }
         }
         gone && self.is_gone()

@@ -66,18 +66,18 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let mut taps: Vec<_> = tap.queues.iter().map(TapQueue::new).collect();
     let sources: Vec<_> = tap.queues.iter().map(|fd| fd.as_fd()).collect();
     let end = options.duration.map(|d| now() + Ns::from(d));
-    let go_on = || running() && end.is_none_or(|end| now() < end);
+    let keep_running = || running() && end.is_none_or(|end| now() < end);
     let control = Control::listen(options.control.as_deref(), "nic", queues.get())?;
     let control = control.as_ref();
     let waits = || {
         control.inspect(|control| control.serve(now(), true, None));
-        go_on()
+        keep_running()
     };
     let (mut retry, mut carrier) = (Retry::new(), Carrier::default());
-    while go_on() {
+    while keep_running() {
         let mut guest = match connect(to, Some(&waits)) {
             Ok(guest) => guest,
-            Err(_) if !go_on() => break,
+            Err(_) if !keep_running() => break,
             Err(error) => {
                 let (news, wait) = retry.record_failure(&error.to_string());
                 if let Some(news) = news {
@@ -104,12 +104,12 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         let reporter = Reporter::new(name, options.interval, options.json);
         let (taps, sources, carrier) = (&mut taps, &sources, &mut carrier);
         let mut session = Session { guest, taps, sources, reporter, carrier, control };
-        match session.serve(&go_on) {
+        match session.serve(&keep_running) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch violated the ring protocol: {error}"),
         }
         session.reporter.report(&mut session.guest);
-        if go_on() {
+        if keep_running() {
             tracing::info!("{name}: the switch disconnected; waiting for it");
         }
     }
@@ -204,8 +204,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Moves frames until the switch is gone or `go_on` returns false.
-    fn serve(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), Malformed> {
+    /// Moves frames until the switch is gone or `keep_running` returns false.
+    fn serve(&mut self, keep_running: &dyn Fn() -> bool) -> Result<(), Malformed> {
         let Self { guest, taps, sources, reporter, carrier, control } = self;
         let mut rounds = 0_u32;
         loop {
@@ -231,7 +231,7 @@ impl Session<'_> {
             }
             guest.end(now);
             rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(1024) && (!go_on() || guest.is_gone()) {
+            if rounds.is_multiple_of(1024) && (!keep_running() || guest.is_gone()) {
                 return Ok(());
             }
             // A signal just before a sleep does not end it.
@@ -242,7 +242,7 @@ impl Session<'_> {
             if !guest.wait(&also)? {
                 return Ok(());
             }
-            if guest.counts.sleeps + guest.counts.naps > slept && !go_on() {
+            if guest.counts.sleeps + guest.counts.naps > slept && !keep_running() {
                 return Ok(());
             }
         }

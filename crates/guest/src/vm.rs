@@ -278,7 +278,7 @@ impl Vm {
         pages.filter(|page| self.page(*page) != copy.page(*page)).collect()
     }
 
-    /// Goes on as the driver of another machine, whose memory was copied to this one.
+    /// Continues as the driver of another machine, whose memory was copied to this one.
     pub fn restore(&mut self, from: &Self) {
         self.used = from.used;
     }

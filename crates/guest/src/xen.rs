@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use os::{SocketError, Until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use xen_netif::back::{Failure, Home, State, Tree};
+use xen_netif::back::{DomainStore, Failure, State, Tree};
 use xen_netif::front::{
     Agreed, BACK, FrontOptions, FrontRings, Handshake, Kept, Queue, Sizes, Status,
 };
@@ -216,7 +216,7 @@ struct Lost;
 pub struct XenLink {
     front: Arc<dyn Front>,
     handshake: Handshake<FrontRings>,
-    home: Home,
+    store: DomainStore,
     /// Its directory.
     dir: String,
     agreed: Option<Agreed>,
@@ -246,12 +246,12 @@ impl XenLink {
             }
         };
         let dir = format!("device/vif/{devid}");
-        let mut home = Home::new(front.store()?)?;
-        if home.read(&format!("{dir}/backend"))?.is_none() {
+        let mut store = DomainStore::new(front.store()?)?;
+        if store.read(&format!("{dir}/backend"))?.is_none() {
             return Err(XenError::NoVif { devid, have: front.store()?.vifs()? });
         }
         let key = format!("{dir}/backend-id");
-        let value = home.read(&key)?.unwrap_or_default();
+        let value = store.read(&key)?.unwrap_or_default();
         let Ok(backend_domid) = value.trim().parse() else {
             return Err(XenError::BadKey { key, value });
         };
@@ -264,13 +264,13 @@ impl XenLink {
         let options = FrontOptions { queues, fewest, split, ctrl, smart_poll, hash, multicast };
         let rings = FrontRings::new(Arc::clone(&front), backend_domid, sizes);
         let handshake = Handshake::new(dir.clone(), options, rings);
-        home.watch(&format!("{dir}/backend"), "front")?;
+        store.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
         let hashed = false;
         Ok(Self {
             front,
             handshake,
-            home,
+            store,
             dir,
             agreed,
             queues,
@@ -303,7 +303,7 @@ impl XenLink {
                 self.send_requests()?;
                 return Ok(queues);
             }
-            if !os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
+            if !os::wait(self.store.as_fd(), Until::Readable, deadline).unwrap_or(false) {
                 return Err(self.not_yet()?);
             }
             self.events()?;
@@ -313,21 +313,21 @@ impl XenLink {
     /// Takes the steps of the handshake that are due. If xenstore has disconnected, it continues
     /// with another connection: a switch without Xen has xenstore's, and may be another process.
     fn poll(&mut self) -> Result<Status, XenError> {
-        let mut polled = self.handshake.poll(&mut self.home);
+        let mut polled = self.handshake.poll(&mut self.store);
         for _ in 0..RECONNECTS_MAX {
-            if polled.is_ok() || !self.home.is_gone() {
+            if polled.is_ok() || !self.store.is_gone() {
                 break;
             }
             self.reconnect()?;
-            polled = self.handshake.poll(&mut self.home);
+            polled = self.handshake.poll(&mut self.store);
         }
         Ok(polled?)
     }
 
     /// Events of xenstore, by their tokens. If it has disconnected, there is one.
     fn events(&mut self) -> Result<Vec<String>, XenError> {
-        match self.home.events() {
-            Err(_) if self.home.is_gone() => {
+        match self.store.events() {
+            Err(_) if self.store.is_gone() => {
                 self.reconnect()?;
                 Ok(vec![RECONNECTED.into()])
             }
@@ -337,23 +337,23 @@ impl XenLink {
 
     /// Connects to xenstore again. The next process may be replaced meanwhile, too.
     fn reconnect(&mut self) -> Result<(), XenError> {
-        let mut home = self.home_again();
+        let mut store = self.store_again();
         for _ in 0..RECONNECTS_MAX {
-            match &home {
-                Err(XenError::Store(error)) if error.is_gone() => home = self.home_again(),
+            match &store {
+                Err(XenError::Store(error)) if error.is_gone() => store = self.store_again(),
                 _ => break,
             }
         }
-        self.home = home?;
+        self.store = store?;
         self.handshake.forget_watches();
         Ok(())
     }
 
-    fn home_again(&self) -> Result<Home, XenError> {
-        let mut home = Home::new(self.front.store()?)?;
+    fn store_again(&self) -> Result<DomainStore, XenError> {
+        let mut store = DomainStore::new(self.front.store()?)?;
         // If this one is lost, so is the next request.
-        let _ = home.watch(&format!("{}/backend", self.dir), "front");
-        Ok(home)
+        let _ = store.watch(&format!("{}/backend", self.dir), "front");
+        Ok(store)
     }
 
     /// Requests hash and static grants over the control ring; first withdraws grants that the back
@@ -413,8 +413,8 @@ impl XenLink {
     }
 
     fn not_yet(&mut self) -> Result<XenError, XenError> {
-        let back = self.home.read(&format!("{}/backend", self.dir))?.unwrap_or_default();
-        let state = self.home.read(&format!("{back}/state"))?;
+        let back = self.store.read(&format!("{}/backend", self.dir))?.unwrap_or_default();
+        let state = self.store.read(&format!("{back}/state"))?;
         let state = state.and_then(|state| State::parse(&state)).unwrap_or(State::Unknown);
         Ok(XenError::NotYet { back, state })
     }
@@ -499,7 +499,7 @@ impl XenLink {
         }
         self.handshake.leave();
         while let Ok(Status::Up | Status::Waiting) = self.poll()
-            && os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
+            && os::wait(self.store.as_fd(), Until::Readable, deadline).unwrap_or(false)
             && self.events().is_ok()
         {}
     }
@@ -514,7 +514,7 @@ impl Drop for XenLink {
 /// Readable when [`XenLink::is_gone`] must be called.
 impl AsFd for XenLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.home.as_fd()
+        self.store.as_fd()
     }
 }
 

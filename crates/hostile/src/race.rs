@@ -14,7 +14,7 @@ use shm::Area;
 
 use crate::{Attack, Tally};
 
-/// Longest time with values that let the rings go on, and longest with any values.
+/// Longest time with values that let the rings continue, and longest with any values.
 const CALM_MAX: Duration = Duration::from_millis(500);
 const WILD_MAX: Duration = Duration::from_millis(100);
 /// Longest wait for the receiver's address to be learned.

@@ -236,7 +236,7 @@ fn what_fails_does_not_end_the_study() {
 }
 
 #[test]
-fn an_interrupted_study_goes_on() {
+fn an_interrupted_study_continues() {
     let out = folder("goes-on").join("out");
     let ask = quick(&out);
     go(&ask, &Stop::default()).unwrap();

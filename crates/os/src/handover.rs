@@ -55,11 +55,11 @@ impl fmt::Display for HandoverError {
         match self {
             Self::Closed => f.write_str("it ended before it took over"),
             Self::Late => f.write_str("it did not reply in time"),
-            Self::Foreign => f.write_str("what it sent is not a state of pvswitch"),
+            Self::Foreign => f.write_str("what it sent is not pvswitch state"),
             Self::Version { got, want } => write!(
                 f,
                 "the state has version {got}, this program reads version {want}: restart the \
-                 switch in place of an upgrade"
+                 switch instead of upgrading it"
             ),
             Self::Damaged => f.write_str("the state is damaged: its length or checksum is wrong"),
             Self::Os(error) => write!(f, "{error}"),

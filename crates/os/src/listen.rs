@@ -146,7 +146,7 @@ impl Listener {
         Ok(Self { socket, path: path.into(), made: Some(made), lent: false })
     }
 
-    /// Uses a socket that listens already, made by the process's starter, which keeps its name.
+    /// Uses a socket that listens already, inherited from the parent process, which keeps its name.
     /// `path` stands for it in messages and in [`is_at`](Self::is_at).
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Listener {
         Ok(Self { socket, path: path.into(), made: None, lent: false })
     }
 
-    /// Whether it was inherited: its starter goes on to use it.
+    /// Whether it was inherited: the parent process still uses it.
     pub fn is_inherited(&self) -> bool {
         self.made.is_none()
     }
@@ -188,7 +188,8 @@ impl Listener {
         self.lent = false;
     }
 
-    /// Device and inode of its name; `None`: it was inherited, and its starter keeps the name.
+    /// Device and inode of its name; `None`: it was inherited, and the parent process keeps the
+    /// name.
     pub fn made(&self) -> Option<(u64, u64)> {
         self.made
     }

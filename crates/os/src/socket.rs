@@ -107,8 +107,8 @@ impl fmt::Display for SocketError {
             Self::NotListening { what, .. } => {
                 return write!(
                     f,
-                    "inherited descriptor {path} {what}: use one that listens at a Unix stream \
-                     socket (ListenStream=/run/... in a socket unit)"
+                    "inherited descriptor {path} {what}: pass a listening Unix stream socket \
+                     (ListenStream=/run/... in a socket unit)"
                 );
             }
             Self::Os { what, error, .. } => {
@@ -117,15 +117,15 @@ impl fmt::Display for SocketError {
             Self::Taken { uid, .. } => {
                 return write!(
                     f,
-                    "socket {path}: user {uid} has taken that name, in a directory that anyone can \
-                     write to; choose a path in a directory of your own, such as /run/pvswitch"
+                    "socket {path}: a file of user {uid} has that name, in a directory that anyone \
+                     can write to; choose a path in a directory of your own, such as /run/pvswitch"
                 );
             }
             Self::NotOfGroup { group, .. } => {
                 return write!(
                     f,
-                    "socket {path}: cannot give it to group {group}: only root and members of the \
-                     group may; add the switch's user to it, or choose another group"
+                    "socket {path}: cannot change its group to {group}: only root and members of \
+                     that group may; add the switch's user to it, or choose another group"
                 );
             }
             Self::Busy { pid, .. } if *pid == Some(std::process::id()) => {
@@ -144,7 +144,7 @@ impl fmt::Display for SocketError {
             }
             Self::NoDirectory(_) => "its directory does not exist; create it first",
             Self::NotASocket(_) => {
-                "a file or directory that is no socket has that name; choose another path"
+                "a file or directory of that name exists, and is not a socket; choose another path"
             }
             Self::NoListener(_) => "no process listens there; start the other side first",
             Self::NoPeer(_) => "no peer connected in time",

@@ -127,7 +127,7 @@ pub(crate) fn take_inherited(count: usize) -> Result<Vec<OwnedFd>, InheritError>
             return Err(InheritError::NotOpen { fd, error: io::Error::last_os_error() });
         }
         // SAFETY: it is open, and was so when the process began, which has opened none yet; its
-        // starter passed it, and nothing else in the process owns it: this happens once.
+        // parent passed it, and nothing else in the process owns it: this happens once.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     (FIRST..).take(count).map(take).collect()

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::net::sockopt::socket_peercred;
 
-use crate::starter::group;
+use crate::helper::group;
 use crate::sys::peer_groups;
 
 /// A group of this machine.

@@ -76,7 +76,7 @@ pub enum Command {
     /// Query or change a running switch
     #[command(after_help = CTL_EXAMPLES)]
     Ctl(CtlArgs),
-    /// Copy a port's frames, both directions, as pcapng
+    /// Capture a port's frames, in both directions, as pcapng
     #[command(after_help = "Examples:\n  pvswitch capture vm1 -w vm1.pcapng\n  \
         pvswitch capture vm1 | wireshark -k -i -")]
     Capture(CaptureArgs),
@@ -89,7 +89,7 @@ pub enum Command {
     /// Attach a guest to a running switch, as the back-end program of its device
     #[command(after_help = BACKEND_HELP)]
     VhostUserNet(BackendArgs),
-    /// Show a switch and guests at work, live, in under a minute
+    /// Demonstrate a switch with guests, live, in under a minute
     Demo(DemoArgs),
     /// Run performance studies of polling, workers, notifications and copies, with reports
     #[command(disable_help_flag = true, after_help = LAB_HELP)]
@@ -102,9 +102,9 @@ pub enum Command {
     /// Write man pages and completions, for packages
     #[command(hide = true)]
     Manual(ManualArgs),
-    /// Start programs for a confined switch, which starts this
+    /// Start programs on behalf of a confined switch (internal)
     #[command(hide = true)]
-    Starter,
+    Helper,
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -367,7 +367,7 @@ pub enum CtlCommand {
     },
     /// List, add or remove forwarding database entries
     Fdb {
-        /// add MAC PORT, or del MAC; without: list
+        /// add MAC PORT, or del MAC; without arguments: list
         #[command(subcommand)]
         what: Option<FdbCommand>,
     },
@@ -387,11 +387,11 @@ pub enum CtlCommand {
         #[arg(long)]
         off: bool,
     },
-    /// Read the file of `run --config` again, as SIGHUP does, and apply what differs: all or
-    /// nothing, without touching other ports
+    /// Read the file of `run --config` again, as SIGHUP does, and apply the difference, all
+    /// or nothing, without touching other ports
     #[command(after_help = RELOAD_HELP)]
     Reload {
-        /// Only show what differs
+        /// Only show the difference
         #[arg(long)]
         dry_run: bool,
     },
@@ -413,8 +413,8 @@ pub enum CtlCommand {
     /// Print events as they happen: ports added, removed, up and down, faults, addresses that move,
     /// rates that limit, reloads
     Events,
-    /// Hand the switch to a new process without an interruption that guests notice: connections,
-    /// rings, interfaces, learned addresses and counters stay
+    /// Replace the switch process with a new one: connections, rings, interfaces, learned addresses
+    /// and counters are kept
     #[command(after_help = UPGRADE_HELP)]
     Upgrade {
         /// Program to start [default: that of the running switch, as it is on disk now]
@@ -562,7 +562,7 @@ pub struct ReportArgs {
     /// each interval
     #[arg(long)]
     pub json: bool,
-    /// Print counters every this many seconds
+    /// Print counters at this interval, in seconds
     #[arg(long, value_name = "SECS")]
     pub interval: Option<f64>,
 }

@@ -300,18 +300,18 @@ fn keeping(keep: &Value) -> Option<&'static str> {
     }
 }
 
-/// The pair of an active and a stand-by port that a port is in.
+/// The pair of an active and a standby port that a port is in.
 fn pair(standby: &Value) -> Option<String> {
     let other = standby["other"].as_str()?;
     Some(match (standby["preferred"] == true, standby["carries"] == true) {
-        (true, true) => format!("port {other} stands by"),
-        (true, false) => format!("port {other}, its stand-by port, carries the frames"),
-        (false, true) => format!("carries the frames in place of port {other}"),
-        (false, false) => format!("stands by for port {other}"),
+        (true, true) => format!("port {other} is the standby"),
+        (true, false) => format!("port {other}, its standby port, carries the frames"),
+        (false, true) => format!("took over from port {other}"),
+        (false, false) => format!("standby of port {other}"),
     })
 }
 
-/// How full the table of addresses is.
+/// How full the FDB is.
 fn addresses(fdb: &Value) -> Option<String> {
     let capacity = fdb["capacity"].as_u64()?;
     let (learned, fixed) = (&fdb["learned"], &fdb["static"]);
@@ -648,10 +648,10 @@ mod tests {
         let of = |preferred: bool, carries: bool| {
             pair(&json!({ "other": "x", "preferred": preferred, "carries": carries })).unwrap()
         };
-        assert_eq!(of(true, true), "port x stands by");
-        assert_eq!(of(true, false), "port x, its stand-by port, carries the frames");
-        assert_eq!(of(false, true), "carries the frames in place of port x");
-        assert_eq!(of(false, false), "stands by for port x");
+        assert_eq!(of(true, true), "port x is the standby");
+        assert_eq!(of(true, false), "port x, its standby port, carries the frames");
+        assert_eq!(of(false, true), "took over from port x");
+        assert_eq!(of(false, false), "standby of port x");
         assert_eq!(pair(&Value::Null), None);
     }
 

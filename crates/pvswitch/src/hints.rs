@@ -10,7 +10,7 @@ use crate::spec::{Dgram, Kind, PortSpec, Role, Stream, VhostUser, Xen, XenAt};
 /// half of our own.
 pub fn print(spec: &PortSpec) {
     match &spec.kind {
-        // Its path is known to its starter only.
+        // Its path is known to the parent process only.
         Kind::VhostUser(conf) if conf.socket.to_string_lossy().starts_with(api::INHERITED) => {}
         Kind::VhostUser(conf) => show(&text(&spec.name, conf)),
         Kind::Xen(conf) => show(&xen(&spec.name, conf, spec.tuning.tenant.mac())),

@@ -95,7 +95,7 @@ pub struct Server {
     permits: Arc<Semaphore>,
 }
 
-/// A listener of another process: the switch before, or the starter.
+/// A listener of another process: the switch before, or the parent process.
 pub enum Inherited {
     /// A TCP listener.
     Tcp(OwnedFd),

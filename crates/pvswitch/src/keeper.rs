@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   keeper ── HAVE name, descriptor ──▶ switch     what the one before stored, and what the
-//!                                                  keeper's starter passed (`fd=NAME`)
+//!                                                  keeper's parent passed (`fd=NAME`)
 //!   keeper ── GO, time of its end ────▶ switch
 //!   keeper ◀─ PUT name, descriptor ──── switch
 //!   keeper ◀─ DELETE name ───────────── switch
@@ -167,7 +167,7 @@ struct Keeper {
     program: PathBuf,
     args: Vec<OsString>,
     kept: BTreeMap<String, OwnedFd>,
-    /// Descriptors of our starter, for each process of the switch.
+    /// Descriptors from our parent, for each process of the switch.
     passed: Vec<(String, OwnedFd)>,
     signals: Signals,
     /// Whether the switch is to stop, however it ends.

@@ -81,7 +81,7 @@ fn main() -> ExitCode {
         Command::StoreTap(args) => store_tap::command(&args),
         Command::PinXdp(args) => pin_xdp::command(&args),
         Command::Manual(args) => manual::command(&args),
-        Command::Starter => run::serve_starter(),
+        Command::Helper => run::serve_helper(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -190,7 +190,7 @@ fn options_of(
     }
     let is_inherited = settings.text("control").is_some_and(|at| at.starts_with(api::INHERITED));
     if is_inherited && control_access.mode.is_some() {
-        return Err("--control-mode: the mode of an inherited socket is set where it is made: \
+        return Err("--control-mode: the mode of an inherited socket is set where it is created: \
                     SocketMode= of the socket unit"
             .into());
     }

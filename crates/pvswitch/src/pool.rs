@@ -1,6 +1,6 @@
 //! The worker pool: threads, and the commands that follow from where queues are served.
 //!
-//! [`Homes`] decides which worker serves which queue, and how queues move between workers.
+//! [`Assignments`] decides which worker serves which queue, and how queues move between workers.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -15,7 +15,7 @@ use switch::forward::{Mode, Port, Table};
 use switch::handover::{Frozen, Gate};
 use switch::lock::CountedMutex;
 use switch::poll::Costs;
-use switch::schedule::{GiveAway, Homes, Placement};
+use switch::schedule::{Assignments, GiveAway, Placement};
 use switch::tenant::Tenants;
 use switch::time::Instant;
 use vhost_user::device::KickFd;
@@ -100,8 +100,8 @@ pub struct Pool {
     workers: Vec<Arc<Handle>>,
     /// Which worker serves or watches a queue. This lock is held until the commands that follow
     /// from a change were sent.
-    homes: CountedMutex<Homes>,
-    /// The placement in `homes`, for readers without the lock.
+    assignments: CountedMutex<Assignments>,
+    /// The placement in `assignments`, for readers without the lock.
     placement: AtomicU8,
     /// Service per worker and period, for fair shares over all workers.
     leveller: Mutex<Leveller>,
@@ -124,7 +124,7 @@ impl Pool {
         let pool = Arc::new(Self {
             common,
             workers,
-            homes: CountedMutex::new(Homes::new(usize::from(count), placement)),
+            assignments: CountedMutex::new(Assignments::new(usize::from(count), placement)),
             placement: AtomicU8::new(placement as u8),
             leveller: Mutex::new(Leveller::new(usize::from(count))),
         });
@@ -154,27 +154,27 @@ impl Pool {
         Placement::ALL[usize::from(self.placement.load(Ordering::Relaxed)) % 4]
     }
 
-    fn homes(&self) -> MutexGuard<'_, Homes> {
-        self.homes.lock()
+    fn assignments(&self) -> MutexGuard<'_, Assignments> {
+        self.assignments.lock()
     }
 
     /// How often a thread that moves queues waited for another one.
-    pub fn homes_contended(&self) -> u64 {
-        self.homes.contended()
+    pub fn assignments_contended(&self) -> u64 {
+        self.assignments.contended()
     }
 
     /// Starts serving a queue.
     pub fn serve(&self, served: Served) {
-        let mut homes = self.homes();
-        let (token, home) = (served.token, homes.place(served.token));
-        self.workers[home.worker].serve(served.placed(home.generation));
-        self.give_away(home.follow(token));
+        let mut assignments = self.assignments();
+        let (token, assignment) = (served.token, assignments.place(served.token));
+        self.workers[assignment.worker].serve(served.placed(assignment.generation));
+        self.give_away(assignment.follow(token));
     }
 
     /// Stops serving a queue. It may be served for one more round.
     pub fn drop_queue(&self, token: u64) {
-        let mut homes = self.homes();
-        if let Some(worker) = homes.remove(token) {
+        let mut assignments = self.assignments();
+        if let Some(worker) = assignments.remove(token) {
             self.workers[worker].drop_queue(token);
         }
     }
@@ -182,28 +182,28 @@ impl Pool {
     /// Watches an egress queue for kicks of its peer, by this descriptor or by
     /// [`kick`](Self::kick): its peer has posted buffers.
     pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
-        let mut homes = self.homes();
-        let home = homes.place(token);
-        self.workers[home.worker].watch(token, port, queue, kick);
+        let mut assignments = self.assignments();
+        let assignment = assignments.place(token);
+        self.workers[assignment.worker].watch(token, port, queue, kick);
     }
 
     /// Whether a worker serves this queue.
     pub fn serves(&self, token: u64) -> bool {
-        self.homes().worker(token).is_some()
+        self.assignments().worker(token).is_some()
     }
 
     /// Delivers a kick that did not arrive by the queue's descriptor.
     pub fn kick(&self, token: u64) {
-        let homes = self.homes();
-        if let Some(worker) = homes.worker(token) {
+        let assignments = self.assignments();
+        if let Some(worker) = assignments.worker(token) {
             self.workers[worker].kick(token);
         }
     }
 
     /// Has a queue's worker poll it: its settings changed.
     pub fn poll(&self, token: u64) {
-        let homes = self.homes();
-        if let Some(worker) = homes.worker(token) {
+        let assignments = self.assignments();
+        if let Some(worker) = assignments.worker(token) {
             self.workers[worker].poll(token);
         }
     }
@@ -224,9 +224,9 @@ impl Pool {
 
     /// Places every queue again; service continues.
     pub fn set_placement(&self, placement: Placement) {
-        let mut homes = self.homes();
+        let mut assignments = self.assignments();
         self.placement.store(placement as u8, Ordering::Relaxed);
-        self.give_away(homes.set_placement(placement));
+        self.give_away(assignments.set_placement(placement));
     }
 
     fn give_away(&self, moves: impl IntoIterator<Item = GiveAway>) {
@@ -237,11 +237,11 @@ impl Pool {
 
     /// Moves a queue from worker `from`, which has stopped serving it, to worker `to`.
     pub fn hand_over(&self, from: usize, to: usize, served: Placed) {
-        let mut homes = self.homes();
-        match homes.hand_over(served.token, served.of.generation, from, to) {
+        let mut assignments = self.assignments();
+        match assignments.hand_over(served.token, served.of.generation, from, to) {
             Some(to) => self.workers[to].serve(served),
             // Stopped meanwhile, and not started again.
-            None if homes.worker(served.token).is_none() => served.mark_stopped(),
+            None if assignments.worker(served.token).is_none() => served.mark_stopped(),
             None => {}
         }
     }
@@ -262,8 +262,9 @@ impl Pool {
         let moves = level(&mut leveller, &|w| self.workers[w].stats.asleep.load(Ordering::Relaxed));
         drop(leveller);
         if !moves.is_empty() {
-            let homes = self.homes();
-            let moves = moves.into_iter().filter_map(|(token, to)| homes.request_move(token, to));
+            let assignments = self.assignments();
+            let moves =
+                moves.into_iter().filter_map(|(token, to)| assignments.request_move(token, to));
             self.give_away(moves);
         }
     }
@@ -278,7 +279,7 @@ impl Pool {
     }
 
     /// Has all workers wait between two rounds, until the result is dropped. `None`: one did not
-    /// end its round within `limit`; all go on.
+    /// end its round within `limit`; all continue.
     pub fn freeze(&self, limit: Duration) -> Option<Frozen> {
         let gate = Arc::new(Gate::default());
         self.workers.iter().for_each(|worker| worker.freeze(Arc::clone(&gate)));

@@ -11,6 +11,7 @@ mod events;
 mod evpn;
 mod flaps;
 mod handover;
+mod helper;
 mod inherited;
 mod keep;
 mod manager;
@@ -26,7 +27,6 @@ mod show;
 mod sockets;
 mod stalls;
 mod standby;
-mod starter;
 mod stream;
 mod suspend;
 mod takeover;
@@ -68,13 +68,13 @@ use self::endpoint::Endpoint;
 pub use self::error::RunError;
 use self::events::Events;
 use self::evpn::Evpns;
+pub use self::helper::serve as serve_helper;
 use self::keep::Keep;
 use self::manager::Manager;
 use self::reload::{Leaving, Prepared};
 pub use self::restore::Start;
 use self::rights::Rights;
 use self::standby::Standbys;
-pub use self::starter::serve as serve_starter;
 use self::stream::StreamPort;
 pub use self::takeover::Takeover;
 use self::takeover::{Inherited, TakenOver};
@@ -168,8 +168,8 @@ struct PortState {
     failure: Option<String>,
     /// Whether the other port of its pair carries the frames: it sends and receives nothing.
     blocked: bool,
-    /// Times that it took the place of the other.
-    takeovers: u64,
+    /// Times that it took over from the other.
+    failovers: u64,
 }
 
 impl PortState {
@@ -185,7 +185,7 @@ impl PortState {
             interface_losses: 0,
             failure: None,
             blocked: false,
-            takeovers: 0,
+            failovers: 0,
         }
     }
 

@@ -55,7 +55,7 @@ pub struct PortTuning {
     pub standby: Standby,
 }
 
-/// The pair that a port on an interface is in, as the stand-by port.
+/// The pair that a port on an interface is in, as the standby port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standby {
     /// The preferred port; `None`: it is in no pair, or that is the preferred one.

@@ -60,7 +60,7 @@ pub fn command(args: &StoreTapArgs) -> Result<(), AnyError> {
     .map_err(|error| format!("store-tap: {error}"))?;
     if tap.queues.len() != usize::from(args.queues) {
         return Err(format!(
-            "store-tap: interface `{}` has one queue only: use --queues 1, or make it with \
+            "store-tap: interface `{}` has one queue only: use --queues 1, or create it with \
              `multi_queue`",
             args.interface
         )

@@ -77,7 +77,7 @@ pub fn set_persist(queue: &OwnedFd, ifname: &str, on: bool) -> Result<bool, TapE
     })
 }
 
-/// Uses the queues of a TAP that the starter of this process opened.
+/// Uses the queues of a TAP that the parent process passed.
 pub fn inherit(fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
     let tap = uplink::inherit(fds)?;
     port(&tap.queues, false, tap.offloads, tap.offloads)

@@ -5,7 +5,7 @@
 //! commands from other threads, and the thread.
 
 mod handle;
-mod rest;
+mod rt_throttle;
 
 pub use self::handle::{Handle, Placed, Report, Served};
 
@@ -27,7 +27,7 @@ use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
 use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
-use self::rest::Rest;
+use self::rt_throttle::RtThrottle;
 use crate::pool::{Pool, PoolError};
 
 /// Sleep after which a worker on the only CPU first lets its senders run: shorter, frames arrive
@@ -61,7 +61,7 @@ pub fn spawn(
         // The receiver waits for it.
         let _ = begun.send(scheduled.and_then(|()| Ok(os::confine(ThreadKind::Worker)?)));
         let mut worker = Worker::new(mine, pool);
-        worker.rest = (priority == Priority::Realtime).then(Rest::default);
+        worker.throttle = (priority == Priority::Realtime).then(RtThrottle::default);
         worker.run();
     })?;
     *lock(&handle.thread) = Some(thread);
@@ -86,7 +86,7 @@ struct Worker {
     /// Last clock reading.
     time: Instant,
     /// What it leaves of its CPU; `None`: the kernel shares it among threads.
-    rest: Option<Rest>,
+    throttle: Option<RtThrottle>,
     stop: bool,
 }
 
@@ -108,7 +108,7 @@ impl Worker {
             scratch: Burst::default(),
             kicked: Vec::with_capacity(64),
             time: Instant::START,
-            rest: None,
+            throttle: None,
             stop: false,
         }
     }
@@ -147,7 +147,7 @@ impl Worker {
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
             Effect::PollKicks => {
-                self.rest();
+                self.throttle();
                 self.poll_kicks(Some(Ns::ZERO));
             }
             Effect::Pause => {
@@ -353,12 +353,12 @@ impl Worker {
 
     /// Leaves the CPU to other threads, when due: whatever comes meanwhile waits, as if they had
     /// preempted the worker.
-    fn rest(&mut self) {
-        if let Some(rest) = &mut self.rest
-            && let Some(time) = rest.due(self.time)
+    fn throttle(&mut self) {
+        if let Some(throttle) = &mut self.throttle
+            && let Some(time) = throttle.due(self.time)
         {
             std::thread::sleep(time.into());
-            rest.record(self.time, self.pool.now());
+            throttle.record(self.time, self.pool.now());
         }
     }
 
@@ -373,8 +373,8 @@ impl Worker {
             let began = self.time;
             self.poll_kicks(timeout);
             self.yield_to_senders(began);
-            if let Some(rest) = &mut self.rest {
-                rest.record(began, self.time);
+            if let Some(throttle) = &mut self.throttle {
+                throttle.record(began, self.time);
             }
             self.handle.stats.asleep.store(false, Ordering::Relaxed);
             self.pool.common.report_activity();

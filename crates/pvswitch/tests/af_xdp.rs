@@ -82,7 +82,7 @@ fn long_frames_of_a_port_with_offloads_are_cut_for_one_without() {
 }
 
 #[test]
-fn killed_switch_opens_its_sockets_anew() {
+fn killed_switch_opens_its_sockets_again() {
     let Some(wires) = wires() else { return };
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--keep"], &wires.ports("af-xdp", ""));

@@ -332,7 +332,7 @@ fn client_that_does_not_read_its_reply_is_served_no_further() {
         got.extend_from_slice(&bytes[..n]);
     }
     assert_eq!(requests() - before, CLIENTS - 1 + REQUESTS + 2);
-    // It is not behind any more, and goes on.
+    // It is not behind any more, and continues.
     clients[0].write_all(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     while !String::from_utf8_lossy(&got).contains("\"control\"") {
         let n = clients[0].read(&mut bytes).unwrap();

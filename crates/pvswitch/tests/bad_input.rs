@@ -52,7 +52,7 @@ fn invalid_socket_paths() {
     fails(
         run(&dir, &["--port", &file]),
         FAILURE,
-        &["/file", "no socket has that name; choose another path"],
+        &["/file", "is not a socket; choose another path"],
     );
     assert_eq!(std::fs::read(dir.path("file")).unwrap(), b"precious");
     let missing = port(&dir.text("no/such/dir"));
@@ -123,7 +123,7 @@ fn invalid_options() {
         (&["--prot", "a=null"], "--port"),
         (&["--port", "null"], "use NAME=KIND:ARG"),
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
-        (&["--port", "a=pcap:/tmp/a"], "not in this version"),
+        (&["--port", "a=pcap:/tmp/a"], "not supported by this version"),
         (&["--port", "a=xen:1"], "use xen:DOMID/DEVID"),
         (
             &["--port", "a=xen:auto,tap=tap0"],
@@ -206,7 +206,7 @@ fn guests_that_cannot_connect() {
     fails(
         command(&["gen", "--connect", &file]),
         FAILURE,
-        &["no socket has that name; choose another path"],
+        &["is not a socket; choose another path"],
     );
     let many: Vec<_> = (0..65).map(|n| format!("01:00:5e:00:00:{n:02x}")).collect();
     for (groups, want) in [
@@ -224,10 +224,10 @@ fn guests_that_cannot_connect() {
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
-        (&["--burst", "4"], "give it --rate"),
-        (&["--burst", "4,9", "--rate", "1k"], "give one"),
+        (&["--burst", "4"], "add --rate"),
+        (&["--burst", "4,9", "--rate", "1k"], "use one of them"),
         (&["--on-off", "5"], "ON_MS,OFF_MS"),
-        (&["--tick", "5"], "--tick: give it --rate"),
+        (&["--tick", "5"], "--tick: add --rate"),
         (&["--tick", "0", "--rate", "1k"], "0 is not in 1..=1000000"),
         (&["--tick", "1000001", "--rate", "1k"], "is not in 1..=1000000"),
         (&["--cpu", "99999"], "no such CPU"),
@@ -364,7 +364,7 @@ kind = \"vhost-user\"
         let out = command(&["check", &dir.text("x.toml")]).output().unwrap();
         assert_eq!(out.status.code(), Some(0));
         let text = String::from_utf8(out.stderr).unwrap();
-        text.matches("port 'b': mac=02:00:00:00:00:07 is also that of port 'a'").count()
+        text.matches("port 'b': mac=02:00:00:00:00:07 is also set for port 'a'").count()
     };
     for (a, b, warnings) in [
         ("", "", 1),
@@ -380,7 +380,7 @@ kind = \"vhost-user\"
     }
     let ports = ["a", "b"].map(|name| dir.port(name, ",vlan=5,mac=02:00:00:00:00:07"));
     let switch = Switch::start(&dir, &[], &ports);
-    wait_for("the warning", || switch.log().contains("is also that of port 'a', in the same VLAN"));
+    wait_for("the warning", || switch.log().contains("is also set for port 'a', in the same VLAN"));
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn changes_at_run_time_return_and_log_the_warnings_of_check() {
     };
     std::fs::write(&file, port("a")).unwrap();
     let switch = Switch::start(&dir, &["--config", &file], &[]);
-    let logged = || switch.log().matches("is also that of port").count();
+    let logged = || switch.log().matches("is also set for port").count();
     let what = |warnings: &Value| {
         let one = warnings.as_array().filter(|all| all.len() == 1).expect("one warning");
         one[0]["what"].as_str().unwrap().to_string()
@@ -406,7 +406,7 @@ fn changes_at_run_time_return_and_log_the_warnings_of_check() {
     assert_eq!(logged(), 0, "nothing was changed");
     let reply = switch.json(&["reload"]);
     assert_eq!(reply["warnings"], dry["warnings"]);
-    assert!(what(&reply["warnings"]).contains("port 'b': mac=02:00:00:00:00:07 is also that"));
+    assert!(what(&reply["warnings"]).contains("port 'b': mac=02:00:00:00:00:07 is also set"));
     let place = ["file", "line"].map(|key| reply["warnings"][0][key].clone());
     assert_eq!(place, [json!(file), json!(8)]);
     wait_for("the warning", || logged() == 1);

@@ -165,7 +165,7 @@ fn check_warns_of_a_port_without_vlan_beside_ports_with_one() {
     };
     let (access, trunk) = (vhost("a", "vlan = 5"), vhost("t", "trunk = [5, \"7-9\"]"));
     let text = warned(format!("{access}{trunk}{}", vhost("b", "")));
-    assert!(text.contains("x.toml:9:7: port 'b' carries all VLANs, while port 'a'"), "{text}");
+    assert!(text.contains("x.toml:9:7: port 'b' carries all VLANs, but port 'a'"), "{text}");
     assert_eq!(warned(format!("{access}{trunk}")), "");
     assert_eq!(warned(vhost("a", "") + &vhost("b", "")), "");
     // A mirror port receives copies only, and sends nothing.
@@ -288,7 +288,7 @@ fn a_reload_applies_what_differs_and_nothing_else() {
         "added     b\n",
         "replaced  c: queues 2 -> 1, weight 5 -> 1\n",
         "changed   a: ",
-        "limit-messages default (4000 per second, 8000 at once) -> 50",
+        "limit-messages default (4000 per second, burst 8000) -> 50",
         "switch    poll napi:8 -> event\n",
         "static    02:00:00:00:00:01 set to a\n",
     ] {

@@ -259,7 +259,7 @@ fn address_space(pid: u32) -> u64 {
 }
 
 #[test]
-fn without_address_space_guests_are_refused_and_the_rest_goes_on() {
+fn without_address_space_guests_are_refused_and_the_rest_continues() {
     let dir = Dir::new();
     let (switch, pair, write) = with_file(&dir, &[]);
     let pid = switch.pid();
@@ -282,7 +282,7 @@ fn without_address_space_guests_are_refused_and_the_rest_goes_on() {
     end_undisturbed(&switch, pair);
 }
 
-/// The process that has no memory ends; a kept switch goes on in the next one.
+/// The process that has no memory ends; a kept switch continues in the next one.
 #[test]
 fn allocation_that_fails_ends_the_process_and_guests_stay_connected() {
     let dir = Dir::new();
@@ -380,7 +380,7 @@ fn nothing_that_is_asked_without_memory_costs_a_connection() {
         }
         wait_for("a reply", || switch.ctl(&["show"]).status.success());
         let pid = switch.pid();
-        println!("{what}: {}", if pid == before { "went on" } else { "ended, and went on" });
+        println!("{what}: {}", if pid == before { "continued" } else { "ended, and continued" });
         limit(pid, Resource::Data, None);
         wait_for(what, || ask(&switch, &dir, &write, what, 0));
         pair.wait_for_replies(&switch);
@@ -525,7 +525,7 @@ fn an_allocation_of_the_process_that_takes_over_fails() {
 }
 
 #[test]
-fn capture_to_a_full_disk_is_an_error_and_the_switch_goes_on() {
+fn capture_to_a_full_disk_is_an_error_and_the_switch_continues() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
     let pair = Bystanders::start(&switch, &dir, "a", "b");
@@ -602,7 +602,7 @@ fn stop_time() -> Duration {
 }
 
 #[test]
-fn stopped_switch_goes_on_with_exact_counts_and_without_catching_up() {
+fn stopped_switch_continues_with_exact_counts_and_without_catching_up() {
     let dir = Dir::new();
     // A thousand polls a second while there are frames.
     let ports = [dir.port("a", ",poll=timer:1000"), dir.port("b", "")];

@@ -1,4 +1,4 @@
-//! `fd=NAME`: descriptors that the program's starter passed.
+//! `fd=NAME`: descriptors that the parent process passed.
 
 mod common;
 
@@ -68,7 +68,7 @@ fn inherited_listener_serves_a_port_and_keeps_its_name() {
         run(std::os::fd::OwnedFd::from(listener), OWN, "--port vm1=vhost-user:fd=vm1", &dir);
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{log}");
-    // Neither shut down nor removed: it is the starter's.
+    // Neither shut down nor removed: it is the parent process's.
     let _client = UnixStream::connect(&path).unwrap();
     kept.accept().unwrap();
 }
@@ -134,11 +134,11 @@ fn http_is_served_at_an_inherited_tcp_or_unix_socket() {
     let output = run(OwnedFd::from(unix), &env, arguments, &dir);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(client.join().unwrap().contains("pvswitch_port_info{port=\"a\""));
-    assert!(path.exists(), "the starter's name stays");
+    assert!(path.exists(), "the parent process keeps its name");
 
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let output = run(OwnedFd::from(udp), &env, arguments, &dir);
-    refused(&output, &["http", "'web'", "neither a TCP nor a Unix"]);
+    refused(&output, &["http", "'web'", "neither a listening TCP"]);
     let tcp = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
     refused(&run(tcp(), OWN, arguments, &dir), &["http", "'web'", "there are: vm1"]);
     let output = run(tcp(), &env, &format!("{arguments} --http-mode 0660"), &dir);
@@ -177,7 +177,7 @@ fn inherited_tap_serves_a_port_from_another_network_namespace() {
         let output = run(netns.tap("t0"), &env, &format!("{port},{option}"), &dir);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{error}");
-        assert!(error.contains("the starter that opened tap:fd=host"), "{error}");
+        assert!(error.contains("tap:fd=host is inherited"), "{error}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! `kill -9` of a switch that is kept: the next process goes on, and guests stay connected.
+//! `kill -9` of a switch that is kept: the next process continues, and guests stay connected.
 
 mod common;
 
@@ -261,7 +261,7 @@ fn state_that_ends_the_process_again_and_again_is_not_restored() {
 }
 
 #[test]
-fn switch_goes_on_without_its_keeper() {
+fn switch_continues_without_its_keeper() {
     let dir = Dir::new();
     let ports = ["a", "b"].map(|name| dir.port(name, ""));
     let mut switch = Switch::start(&dir, &["--keep"], &ports);
@@ -364,7 +364,7 @@ fn switch_that_is_to_reload_while_it_starts_reloads_after_that() {
     signal(&switch.process.0, Signal::HUP);
     let ports = "[port.a]\nkind = \"null\"\n[port.b]\nkind = \"null\"\n";
     std::fs::write(dir.path("x.toml"), ports).unwrap();
-    pipe.write_all(b"go on\n").unwrap();
+    pipe.write_all(b"start\n").unwrap();
     wait_for("the reload", || switch.log().contains("configuration reloaded"));
     assert_eq!(restarts(&switch), 1, "{}", switch.log());
     assert_eq!(switch.process.end().code(), Some(0));

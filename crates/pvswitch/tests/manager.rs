@@ -136,7 +136,7 @@ fn frames_pass_during_an_upgrade_while_the_manager_does_not_handle_it() {
 }
 
 #[test]
-fn switch_goes_on_without_a_manager_that_reads_and_is_kept_again_once_it_does() {
+fn switch_continues_without_a_manager_that_reads_and_is_kept_again_once_it_does() {
     let dir = Dir::new();
     let mut manager = Manager::start(&dir);
     let switch = manager.switch(&dir);

@@ -76,7 +76,7 @@ impl Sender {
 }
 
 /// Migrates a guest from port `b` to port `c` while it receives; returns whether its memory
-/// arrived. Then it goes on to receive.
+/// arrived. Then it continues to receive.
 fn migrate(logged: bool) -> bool {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &["a", "b", "c"].map(|name| dir.port(name, "")));
@@ -136,7 +136,7 @@ fn migrate(logged: bool) -> bool {
     // Frames that were sent in between are lost; what came before is whole.
     let first = sender.sent;
     (0..20).for_each(|_| sender.send());
-    assert_eq!(new.used_idx(), got + 20, "buffers go on where they were");
+    assert_eq!(new.used_idx(), got + 20, "buffers continue where they were");
     for i in 0..got + 20 {
         let element: [u8; 8] = new.bytes(parts(0)[2] + 4 + u64::from(i) * 8);
         let expected = [u32::from(i), FRAME_LEN as u32 + 12].map(u32::to_le_bytes).concat();
@@ -150,7 +150,7 @@ fn migrate(logged: bool) -> bool {
 }
 
 #[test]
-fn guest_of_cloud_hypervisor_arrives_whole_and_goes_on() {
+fn guest_of_cloud_hypervisor_arrives_whole_and_continues() {
     assert!(migrate(true));
 }
 
@@ -161,7 +161,7 @@ fn memory_that_is_copied_without_the_log_differs() {
 }
 
 /// Memory of several steps, all of which are made without another message: the front-end of a
-/// guest that goes on has none to send.
+/// guest that continues has none to send.
 #[test]
 fn all_pages_of_large_memory_are_marked_while_the_front_end_sends_nothing() {
     const SIZE: u64 = 9 << 30;

@@ -85,7 +85,7 @@ fn invalid_mirror_ports_are_refused_by_name_and_nothing_changes() {
         ("b", "b", "its own"),
         ("b", "x", "no such port"),
         ("b", "a", "mirrored to 'm'"),
-        ("m", "b", "'m' is a mirror port"),
+        ("m", "b", "'m' is itself a mirror port"),
     ] {
         let error = error(&switch, &["set", port, &format!("mirror-to={to}")]);
         assert!(error.contains(hint) && error.contains(to), "{port} {to}: {error}");
@@ -130,7 +130,7 @@ fn a_file_with_an_invalid_mirror_port_is_refused_at_check_start_and_reload() {
     for (to, of_m, want) in [
         ("mm", "", "no such port (did you mean 'm'?): add it first, or use none"),
         ("a", "", "a port cannot be its own mirror port: use another, or none"),
-        ("m", "mirror-to = \"b\"\n", "port 'm' is mirrored to 'b', and copies are not"),
+        ("m", "mirror-to = \"b\"\n", "port 'm' is mirrored to 'b', and mirrored frames are not"),
     ] {
         let own = format!("weight = 2\nmirror-to = \"{to}\"\n");
         write(&file, &text(&dir, &[("a", &own), ("b", ""), ("m", of_m), ("new", "")]));
@@ -198,7 +198,7 @@ fn a_reload_adds_changes_and_removes_mirrors_and_touches_no_other_port() {
     wait_for("copies", || copied("n") >= 100);
     assert_eq!(copied("m"), before, "no longer a mirror port");
 
-    // The mirror port is replaced: the mirror goes on.
+    // The mirror port is replaced: the mirror continues.
     let done = reload(&[("a", &to_n), ("b", ""), ("m", ""), ("n", "queues = 2\n")]);
     assert_eq!((&done["replaced"][0]["name"], &done["changed"]), (&json!("n"), &json!([])));
     let n = sink(&switch, &dir, "n", "02:00:00:00:00:04");

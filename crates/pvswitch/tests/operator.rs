@@ -169,7 +169,7 @@ fn row_8_one_port_can_be_shown() {
     }
 }
 
-/// A receiver that is stopped and a sender that goes on: the receiver shows the losses.
+/// A receiver that is stopped and a sender that continues: the receiver shows the losses.
 #[test]
 fn row_8_a_full_receiver_shows_what_its_senders_lose() {
     let dir = Dir::new();

@@ -247,7 +247,7 @@ fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
     let _sink = Gen::start(&dir.path("a"), &args);
     switch.wait_up("a", true);
     wait_connected(&control);
-    let wants = ["is for a switch", &control, "pvswitch gen", "ask it for stats, or set [QUEUE]"];
+    let wants = ["is for a switch", &control, "pvswitch gen", "use stats, or set [QUEUE]"];
     for args in [&["show"][..], &["fdb"], &["shutdown"], &["drain", "a"], &["del-port", "a"]] {
         refused(&control, args, &wants);
     }
@@ -272,7 +272,7 @@ fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
     let mut answer = String::new();
     say("nonsense\n").read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
-    assert!(answer.contains("this is not a request of HTTP/1.1"), "{answer}");
+    assert!(answer.contains("not an HTTP/1.1 request"), "{answer}");
     let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let last = "POST /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let mut answers = String::new();

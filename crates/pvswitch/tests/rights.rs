@@ -215,7 +215,7 @@ fn members_of_the_control_group_read_and_may_not_change() {
     assert_eq!(switch.json(&["show"])["ports"].as_array().unwrap().len(), 1, "nothing changed");
     // No member: the system refuses the connection.
     let out = ctl(NOBODY, &["show"]);
-    assert!(stderr(&out).contains("have it started with --control-group"), "{}", stderr(&out));
+    assert!(stderr(&out).contains("start the switch with --control-group"), "{}", stderr(&out));
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_name_that_someone_else_took_is_refused() {
     let name = dir.text("shared/a");
     drop(UnixListener::bind(&name).unwrap());
     chown(&name, Some(NOBODY), None).unwrap();
-    let taken = ["shared/a", "user 65534 has taken that name", "directory of your own"];
+    let taken = ["shared/a", "a file of user 65534 has that name", "directory of your own"];
     let (control, port) = (dir.text("ctl"), format!("a=vhost-user:{name}"));
     let run = ["run", "--duration", "5", "--control"];
     fails(pvswitch().args(run).args([&control, "--port", &port]), 1, &taken);

@@ -1,4 +1,4 @@
-//! Two uplinks as active and stand-by: a guest's kernel, the switch, and the kernel of a network
+//! Two uplinks as active and standby: a guest's kernel, the switch, and the kernel of a network
 //! whose bridge has two interfaces to the switch. If both carried frames, they would go round.
 
 mod common;
@@ -65,7 +65,7 @@ fn link(netns: &str, what: &str) {
     assert!(ip(&format!("-n {netns} link set {what}")), "{what}");
 }
 
-/// Ports `guest`, `silent`, `up` and its stand-by `spare`.
+/// Ports `guest`, `silent`, `up` and its standby `spare`.
 fn ports(wires: &Wires, kinds: [&str; 2], options: &str) -> Vec<String> {
     let mid = &wires.mid;
     vec![
@@ -90,8 +90,8 @@ fn wait_states(switch: &Switch, up: &str, spare: &str) {
     });
 }
 
-fn takeovers(switch: &Switch) -> [Value; 2] {
-    ["up", "spare"].map(|port| switch.port("show", port)["standby"]["takeovers"].clone())
+fn failovers(switch: &Switch) -> [Value; 2] {
+    ["up", "spare"].map(|port| switch.port("show", port)["standby"]["failovers"].clone())
 }
 
 /// Frames that the network gets at one of its interfaces.
@@ -184,7 +184,7 @@ const KINDS: [[&str; 2]; 3] =
     [["af-packet", "af-packet"], ["af-xdp", "af-xdp"], ["af-xdp", "af-packet"]];
 
 #[test]
-fn stand_by_port_takes_the_place_of_one_without_carrier_and_gives_it_back() {
+fn standby_port_takes_the_place_of_one_without_carrier_and_gives_it_back() {
     for kinds in KINDS {
         let Some(wires) = wires() else { return };
         let dir = Dir::new();
@@ -218,15 +218,15 @@ fn stand_by_port_takes_the_place_of_one_without_carrier_and_gives_it_back() {
             wait_states(&switch, "up", "standby");
             at_up.wait_announced(vec![GUEST, SILENT]);
             pass();
-            assert_eq!(takeovers(&switch), [round, round], "{kinds:?}");
+            assert_eq!(failovers(&switch), [round, round], "{kinds:?}");
         }
         let log = switch.log();
-        let want = "carries the frames in place of port 'up': the interface has no carrier";
+        let want = "took over from port 'up': the interface has no carrier";
         assert!(log.contains(want), "{log}");
         let mut client = api::control::Client::connect(switch.control().as_ref()).unwrap();
         let events = client.call(&api::Request::LastEvents).unwrap();
         let events = events["events"].as_array().unwrap().iter();
-        let took: Vec<_> = events.filter(|event| event["event"] == "take-over").collect();
+        let took: Vec<_> = events.filter(|event| event["event"] == "failover").collect();
         assert_eq!(took.len(), 4);
         let want = json!(["spare", "up", "the interface has no carrier", "warning"]);
         let of = ["port", "from", "cause", "severity"].map(|key| &took[0][key]);
@@ -268,7 +268,7 @@ fn no_frame_leaves_twice_while_ports_take_each_others_place() {
         });
         assert!(!got.is_empty());
         assert!(got.values().all(|times| *times == 1), "{kinds:?}: received twice");
-        assert_eq!(takeovers(&switch), [5, 5]);
+        assert_eq!(failovers(&switch), [5, 5]);
         switch.shut_down(&dir);
     }
 }
@@ -292,7 +292,7 @@ fn interface_that_is_removed_is_replaced_and_preferred_again_when_it_is_made_aga
         wait_states(&switch, "up", "standby");
         transfer(&mut server, &mut client, 100_000);
         assert!(switch.counter("up", "egress", "frames") > frames, "counters stay");
-        // The stand-by port is made again, too.
+        // The standby port is made again, too.
         assert!(ip(&format!("-n {} link del vc", wires.mid)));
         wait_states(&switch, "up", "down");
         add_uplink(&wires, "vc", "v2");
@@ -317,10 +317,7 @@ fn pair_whose_ports_are_both_down_is_carried_by_the_first_that_comes_back() {
         link(&wires.b, "v1 down");
         wait_states(&switch, "down", "down");
         let log = switch.log();
-        assert!(
-            log.contains("and so is its stand-by port 'spare': the interface is down"),
-            "{log}"
-        );
+        assert!(log.contains("and so is its standby port 'spare': the interface is down"), "{log}");
         link(&wires.mid, "vc up");
         wait_states(&switch, "down", "up");
         transfer(&mut client, &mut server, 100_000);
@@ -354,7 +351,7 @@ fn pair_is_as_it_was_after_upgrades_and_a_kill() {
         for _ in 0..2 {
             next.push(upgrade(&switch));
             assert_eq!([state(&switch, "up"), state(&switch, "spare")], ["standby", "up"]);
-            assert_eq!(takeovers(&switch), [0, 1]);
+            assert_eq!(failovers(&switch), [0, 1]);
             transfer(&mut client, &mut server, 100_000);
             out.check();
         }
@@ -385,17 +382,17 @@ fn pairs_are_made_and_ended_at_run_time() {
     wait_states(&switch, "up", "standby");
     let (_, text) = ctl(&["show"]);
     assert!(
-        text.contains("stands by for port up") && text.contains("port spare stands by"),
+        text.contains("standby of port up") && text.contains("port spare is the standby"),
         "{text}"
     );
     let (_, why) = ctl(&["why", "spare", "--seconds", "0"]);
     assert!(why.contains("port up carries the frames of their pair"), "{why}");
     // Refused, and nothing has changed.
     for (change, want) in [
-        ("spare standby-for=spare", "cannot stand by for itself"),
+        ("spare standby-for=spare", "cannot be its own standby"),
         ("spare standby-for=u", "no such port"),
-        ("up standby-for=spare", "'spare' itself stands by for 'up'"),
-        ("guest standby-for=up", "'up' has a stand-by port, 'spare'"),
+        ("up standby-for=spare", "'spare' is itself the standby of 'up'"),
+        ("guest standby-for=up", "'up' has a standby port, 'spare'"),
         ("spare return-after=3601", "return-after"),
     ] {
         let args: Vec<_> = std::iter::once("set").chain(change.split(' ')).collect();
@@ -417,7 +414,7 @@ fn pairs_are_made_and_ended_at_run_time() {
     wait_for("the static address", || port_of("02:00:00:00:00:55") == "spare");
     assert_eq!(
         switch.port("show", "spare")["standby"],
-        json!({ "other": "up", "preferred": false, "carries": true, "takeovers": 1 })
+        json!({ "other": "up", "preferred": false, "carries": true, "failovers": 1 })
     );
     // The preferred port is removed: the other is a port of its own, and saved as such.
     assert!(ctl(&["del-port", "up"]).0);
@@ -426,7 +423,7 @@ fn pairs_are_made_and_ended_at_run_time() {
     assert!(ctl(&["save", &dir.text("saved")]).0);
     let saved = std::fs::read_to_string(dir.path("saved")).unwrap();
     assert!(saved.contains("[port.spare]") && !saved.contains("standby-for"), "{saved}");
-    // The former one comes back as its stand-by.
+    // The former one comes back as its standby.
     link(&wires.b, "v1 up");
     let again = all[3].clone() + ",standby-for=spare";
     assert!(ctl(&["add-port", &again]).0);

@@ -421,7 +421,7 @@ fn descriptors_of_a_datagram_peer_cost_nothing() {
 }
 
 #[test]
-fn datagram_ports_go_on_after_upgrade_and_kill() {
+fn datagram_ports_continue_after_upgrade_and_kill() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--keep"], &dgram_ports(&dir));
     let (a, b) = (datagrams(&dir, "a"), datagrams(&dir, "b"));
@@ -462,7 +462,7 @@ fn datagram_ports_go_on_after_upgrade_and_kill() {
 
 // ---- passt ----
 
-/// The passt processes that a switch has started, by its starter.
+/// The passt processes that a switch has started, by its helper.
 fn passts(switch: &Switch) -> Vec<u32> {
     let is_passt = |pid: &u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -511,8 +511,8 @@ fn passt_is_started_again_and_ends_with_the_switch() {
     let log = switch.log();
     assert_eq!(log.matches("peer disconnected").count(), 1, "{log}");
     assert!(log.contains("passt: signal: 9"), "{log}");
-    // Its connection goes on in the next process, which ends it even if it does not notice the end
-    // of its connection: here it is stopped.
+    // Its connection continues in the next process, which ends it even if it does not notice the
+    // end of its connection: here it is stopped.
     let second = passts(&switch)[0];
     let _next = upgrade(&switch);
     assert_eq!(switch.port("show", "uplink")["connections"], 2);

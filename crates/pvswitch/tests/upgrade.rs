@@ -185,7 +185,7 @@ fn program_that_fails_leaves_the_old_one_at_work() {
         (dir.text("missing"), "No such file"),
         (dir.text("log"), "Permission denied"),
         (script(&dir, "ends", "exit 3"), "it ended before it took over"),
-        (script(&dir, "other", "echo hello >&0; exec sleep 20"), "not a state of pvswitch"),
+        (script(&dir, "other", "echo hello >&0; exec sleep 20"), "not pvswitch state"),
         (script(&dir, "hangs", "exec sleep 60"), "it did not reply in time"),
     ];
     for (program, why) in programs {
@@ -214,7 +214,7 @@ fn relay(dir: &Dir, act: &str) -> String {
         r#"#!/usr/bin/env python3
 import array, atexit, os, select, signal, socket, subprocess, sys
 paused = False
-# Our parent is the starter, and the switch its parent.
+# Our parent is the helper, and the switch its parent.
 with open(f"/proc/{{os.getppid()}}/stat") as stat:
     switch = int(stat.read().rsplit(")", 1)[1].split()[1])
 def pause():

@@ -218,7 +218,7 @@ fn wired_ports_are_apart_from_the_switch() {
 }
 
 #[test]
-fn vif_waits_for_a_name_that_is_taken_and_others_go_on() {
+fn vif_waits_for_a_name_that_is_taken_and_others_continue() {
     let Some(place) = Place::new() else { return };
     place.host(&format!("link add {IFNAME} type bridge"));
     let switch = place.switch(&[], &[place.dir.port("a", ""), place.dir.port("b", "")]);
@@ -255,8 +255,8 @@ fn interface_that_is_removed_takes_its_port_down_alone() {
     assert!(why.to_string().contains("its partner vif1.0-tap is down"), "{why}");
 }
 
-/// The same interface, with what scripts did to it, before and after; a connection goes on.
-fn goes_on(args: &[&str], replace: impl Fn(&Switch) -> Option<common::Successor>) {
+/// The same interface, with what scripts did to it, before and after; a connection continues.
+fn continues(args: &[&str], replace: impl Fn(&Switch) -> Option<common::Successor>) {
     let Some(place) = Place::new() else { return };
     let switch = place.switch(args, &[]);
     place.set_up();
@@ -279,7 +279,7 @@ fn goes_on(args: &[&str], replace: impl Fn(&Switch) -> Option<common::Successor>
         }
         transfer(&mut server, &mut client, 1 << 20);
     }
-    assert!(!switch.log().contains("is set up anew"), "{}", switch.log());
+    assert!(!switch.log().contains("is set up again"), "{}", switch.log());
     assert!(!switch.log().contains("its interface is new"), "{}", switch.log());
     assert!(switch.ctl(&["del-port", "g"]).status.success());
     wait_for("the interface to be removed", || !place.link().contains(IFNAME));
@@ -287,12 +287,12 @@ fn goes_on(args: &[&str], replace: impl Fn(&Switch) -> Option<common::Successor>
 
 #[test]
 fn interface_and_connections_stay_over_upgrades() {
-    goes_on(&[], |switch| Some(upgrade(switch)));
+    continues(&[], |switch| Some(upgrade(switch)));
 }
 
 #[test]
 fn interface_and_connections_stay_when_a_kept_switch_is_killed() {
-    goes_on(&["--keep"], |switch| {
+    continues(&["--keep"], |switch| {
         kill_and_wait(switch);
         None
     });

@@ -1,4 +1,4 @@
-//! `kill -9` of a kept switch with vifs: the next process goes on, and front ends stay connected.
+//! `kill -9` of a kept switch with vifs: the next process continues, and front ends stay connected.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn guest(dir: &Dir, name: &str, kind: &str, args: &[&str]) -> Gen {
     Gen::connect(&format!("{kind}:{}{comma}{options}", dir.text(name)), args)
 }
 
-/// Checks that a vif went on without a new handshake.
+/// Checks that a vif continued without a new handshake.
 fn check_connected(switch: &Switch, name: &str) {
     let show = switch.port("show", name);
     let xen = &show["xen"];
@@ -32,7 +32,7 @@ fn check_connected(switch: &Switch, name: &str) {
         assert_eq!((&xen["front"], &xen["back"]), (&"Connected".into(), &"Connected".into()));
     }
     assert_eq!((&show["faults"], &show["up"]), (&0.into(), &true.into()), "{show}");
-    assert!(!switch.log().contains("set up anew"), "{}", switch.log());
+    assert!(!switch.log().contains("set up again"), "{}", switch.log());
 }
 
 fn sender_and_sink(switch: &Switch, dir: &Dir, kinds: [&str; 2]) -> (Gen, Gen) {

@@ -30,7 +30,7 @@ fn sender_and_sink(switch: &Switch, dir: &Dir, kinds: [&str; 2], more: &[&str]) 
     (sender, sink)
 }
 
-/// Checks that a vif went on without a new handshake.
+/// Checks that a vif continued without a new handshake.
 fn check_connected(switch: &Switch, name: &str) {
     let show = switch.port("show", name);
     if show["xen"].is_object() {
@@ -38,7 +38,7 @@ fn check_connected(switch: &Switch, name: &str) {
         assert_eq!((&xen["front"], &xen["back"]), (&"Connected".into(), &"Connected".into()));
     }
     assert_eq!((&show["faults"], &show["up"]), (&0.into(), &true.into()), "{show}");
-    assert!(!switch.log().contains("is set up anew"), "{}", switch.log());
+    assert!(!switch.log().contains("is set up again"), "{}", switch.log());
 }
 
 /// Waits for `more` frames of the sender at port `a`.

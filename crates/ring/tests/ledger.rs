@@ -1,5 +1,5 @@
-//! A packed ring's device half that is killed between any two of its stores: its successor goes on
-//! from the ledger, and the driver gets every chain back once, in order.
+//! A packed ring's device half that is killed between any two of its stores: its successor
+//! continues from the ledger, and the driver gets every chain back once, in order.
 #![allow(clippy::as_conversions)]
 
 mod common;

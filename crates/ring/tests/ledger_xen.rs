@@ -1,4 +1,4 @@
-//! A back half of Xen's rings that is killed between any two of its stores: its successor goes on
+//! A back half of Xen's rings that is killed between any two of its stores: its successor continues
 //! from the ledger, and the front half gets each response once, to its own request.
 #![allow(clippy::as_conversions)]
 

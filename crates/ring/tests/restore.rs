@@ -82,7 +82,7 @@ proptest! {
     /// ends with the ring and slot 0 belongs to a chain, or to a batch, that began a lap before:
     /// base 0 is then not that of a ring in its first lap.
     #[test]
-    fn drained_packed_ring_goes_on_at_its_base(
+    fn drained_packed_ring_continues_at_its_base(
         size in 1_u16..=SIZE,
         in_order in any::<bool>(),
         bursts in prop::collection::vec((1_u16..=SIZE, 1_u16..=4), 1..60),

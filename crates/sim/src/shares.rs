@@ -63,7 +63,7 @@ impl Shares {
         }
     }
 
-    /// Begins a queue's account anew: it was stopped, and is served again.
+    /// Begins a queue's account again: it was stopped, and is served again.
     pub fn forget(&mut self, token: u64) {
         self.accounts.remove(&token);
     }

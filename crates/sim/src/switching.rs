@@ -6,7 +6,7 @@ use std::sync::Arc;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
-use switch::schedule::{self, GiveAway, Homes, Placement};
+use switch::schedule::{self, Assignments, GiveAway, Placement};
 use switch::stats::{EgressStats, IngressStats};
 use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
@@ -30,7 +30,7 @@ pub(crate) struct Switching {
     ports: Vec<Vec<Pair>>,
     table: Arc<Table>,
     /// The worker of each queue: the program's own table.
-    homes: Homes,
+    assignments: Assignments,
     /// Cost of a burst per frame, for the queues of each port.
     frames: Vec<Ns>,
     mistake: Mistake,
@@ -96,7 +96,7 @@ impl Switching {
             ledger,
             ports,
             table,
-            homes: Homes::new(count, operators.placement(random)),
+            assignments: Assignments::new(count, operators.placement(random)),
             frames: Vec::new(),
             mistake,
             rules,
@@ -135,12 +135,12 @@ impl Switching {
                 }
                 let (worker, served) = self.place((port, queue));
                 self.workers[worker].adopt(served, Instant::START);
-                self.homes.place(watched_token((port, queue)));
+                self.assignments.place(watched_token((port, queue)));
             }
         }
     }
 
-    /// Gives an ingress queue a home; returns its worker, and the queue for it.
+    /// Assigns an ingress queue; returns its worker, and the queue for it.
     fn place(&mut self, name: Name) -> (usize, Served) {
         let (port, queue) = name;
         let pair = &self.ports[port][queue];
@@ -150,10 +150,11 @@ impl Switching {
             Arc::clone(&pair.ingress_stats),
             Arc::clone(&pair.tuning),
         );
-        let home = self.homes.place(token(name));
-        pair.tuning.set_worker(home.worker as u8);
-        let served = served(name, source, pair.ingress.clone(), self.frames[port], home.generation);
-        (home.worker, served)
+        let assignment = self.assignments.place(token(name));
+        pair.tuning.set_worker(assignment.worker as u8);
+        let served =
+            served(name, source, pair.ingress.clone(), self.frames[port], assignment.generation);
+        (assignment.worker, served)
     }
 
     /// Takes one step of a worker.
@@ -161,7 +162,7 @@ impl Switching {
         for (load, worker) in self.balance.loads.iter_mut().zip(&self.workers) {
             load.1 = worker.sleeps_until_woken();
         }
-        self.balance.is_on = self.homes.placement().moves_by_load(self.workers.len());
+        self.balance.is_on = self.assignments.placement().moves_by_load(self.workers.len());
         let then = self.workers[worker].step(now, &mut self.ledger, &mut self.balance);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
         for (name, begins) in std::mem::take(&mut self.workers[worker].stalled) {
@@ -206,16 +207,16 @@ impl Switching {
 
     /// Moves a queue that worker `from` stopped serving to worker `to`.
     fn hand_over(&mut self, from: usize, to: usize, served: Served) -> Option<usize> {
-        let before = self.homes.clone();
+        let before = self.assignments.clone();
         let mut generation = served.of.generation;
-        if let Some(home) = self.homes.home(served.token)
+        if let Some(assignment) = self.assignments.assignment(served.token)
             && self.mistake == Mistake::HandsOverStopped
         {
-            generation = home.generation;
+            generation = assignment.generation;
         }
-        let Some(to) = self.homes.hand_over(served.token, generation, from, to) else {
+        let Some(to) = self.assignments.hand_over(served.token, generation, from, to) else {
             self.refused += 1;
-            if self.homes.worker(served.token).is_none() {
+            if self.assignments.worker(served.token).is_none() {
                 served.mark_stopped();
             }
             return None;
@@ -225,7 +226,7 @@ impl Switching {
             return None;
         }
         if self.mistake == Mistake::ForgetsOwner {
-            self.homes = before;
+            self.assignments = before;
         }
         Some(self.serve(to, served))
     }
@@ -245,7 +246,7 @@ impl Switching {
 
     /// Has the worker that serves a queue poll it; returns the worker to wake.
     fn poll(&mut self, name: Name) -> Option<usize> {
-        let worker = self.homes.worker(token(name))?;
+        let worker = self.assignments.worker(token(name))?;
         self.workers[worker].commands.poll(token(name));
         Some(worker)
     }
@@ -257,13 +258,13 @@ impl Switching {
 
     /// Requests the move of a queue, as by load; returns the worker to wake.
     pub fn request_move(&mut self, name: Name, to: usize) -> Option<usize> {
-        let request = self.homes.request_move(token(name), to % self.workers.len())?;
+        let request = self.assignments.request_move(token(name), to % self.workers.len())?;
         Some(self.give_away(request))
     }
 
     /// Changes the placement of all queues, as an operator; returns the workers to wake.
     pub fn set_placement(&mut self, placement: Placement) -> Vec<usize> {
-        let moves = self.homes.set_placement(placement);
+        let moves = self.assignments.set_placement(placement);
         moves.into_iter().map(|request| self.give_away(request)).collect()
     }
 
@@ -273,14 +274,17 @@ impl Switching {
         let Some(before) = self.drop_queue(name) else { return Vec::new() };
         let (worker, served) = self.place(name);
         let mut wakes = vec![before, self.serve(worker, served)];
-        let follow = self.homes.home(token(name)).and_then(|home| home.follow(token(name)));
+        let follow = self
+            .assignments
+            .assignment(token(name))
+            .and_then(|assignment| assignment.follow(token(name)));
         wakes.extend(follow.map(|request| self.give_away(request)));
         wakes
     }
 
     /// Stops serving a queue; returns the worker to wake.
     fn drop_queue(&mut self, name: Name) -> Option<usize> {
-        let worker = self.homes.remove(token(name))?;
+        let worker = self.assignments.remove(token(name))?;
         if let Some(served) = self.workers[worker].commands.drop_queue(token(name)) {
             served.mark_stopped();
         }
@@ -312,7 +316,7 @@ impl Switching {
 
     /// Drain state of a queue; `None`: no worker serves it.
     pub fn drained(&self, name: Name) -> Option<Drain> {
-        self.homes.worker(token(name)).map(|_| self.ports[name.0][name.1].tuning.drain())
+        self.assignments.worker(token(name)).map(|_| self.ports[name.0][name.1].tuning.drain())
     }
 
     /// The queue of `port` with index `n`, modulo their number.
@@ -345,10 +349,10 @@ impl Switching {
         }
         let leaving: BTreeSet<Name> = self.workers.iter().flat_map(Worker::leaving).collect();
         let is_served = |name: &Name| served.contains_key(name) || leaving.contains(name);
-        let has_home = |name: &Name| self.homes.home(token(*name)).is_some();
+        let is_assigned = |name: &Name| self.assignments.assignment(token(*name)).is_some();
         let ports = self.ports.iter().enumerate();
         let mut all = ports.flat_map(|(port, pairs)| (0..pairs.len()).map(move |q| (port, q)));
-        all.find(|name| has_home(name) && !is_served(name)).map_or(Ok(()), |name| {
+        all.find(|name| is_assigned(name) && !is_served(name)).map_or(Ok(()), |name| {
             Err(Finding::Ownership(format!("no worker serves queue {name:?}")))
         })
     }
@@ -359,7 +363,7 @@ impl Switching {
             Ring::Tx => (token((port, queue)), Token::Ingress(port, queue)),
             Ring::Rx => (watched_token((port, queue)), Token::Egress(port, queue)),
         };
-        Some((self.homes.worker(of_ring)?, token))
+        Some((self.assignments.worker(of_ring)?, token))
     }
 
     /// Delivers a guest's kick; false: it is masked and stays pending.
@@ -430,7 +434,7 @@ impl Switching {
             let pair = &self.ports[port][queue];
             pair.stop();
             woken.extend(self.drop_queue((port, queue)));
-            self.homes.remove(watched_token((port, queue)));
+            self.assignments.remove(watched_token((port, queue)));
         }
         woken
     }

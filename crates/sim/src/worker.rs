@@ -83,7 +83,7 @@ pub(crate) struct Io {
     pub ingress: Arc<Mutex<dyn Ingress>>,
     /// Cost of a burst per frame.
     pub frame: Ns,
-    /// Generation of its home.
+    /// Generation of its assignment.
     pub generation: u64,
 }
 

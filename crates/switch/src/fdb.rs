@@ -145,7 +145,7 @@ pub struct TableFull;
 
 impl fmt::Display for TableFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no room for another static entry: raise the table's capacity")
+        f.write_str("no room for another static entry: raise the capacity of the FDB")
     }
 }
 

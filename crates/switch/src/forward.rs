@@ -182,7 +182,7 @@ impl Source {
 #[derive(Clone, Copy)]
 struct Time {
     now: Instant,
-    /// The same in whole seconds, as the table of addresses counts them.
+    /// The same in whole seconds, as the FDB counts them.
     now_s: u32,
 }
 

@@ -14,9 +14,9 @@
 //! measured time. What it does not do: it takes no lock of an ingress queue, and moves no frame;
 //! [`burst()`] does, which drivers with real ports share.
 
+mod assignments;
 mod burst;
 mod commands;
-mod homes;
 mod load;
 mod queue;
 mod round;
@@ -26,9 +26,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+pub use self::assignments::{Assignment, Assignments, GiveAway, Placement, queue_id, token};
 pub use self::burst::{BurstResult, arm, burst};
 pub use self::commands::{COMMANDS_MAX, Command, Commands};
-pub use self::homes::{GiveAway, Home, Homes, Placement, queue_id, token};
 use self::load::Period;
 pub use self::queue::{Queue, Served};
 use self::round::{Round, Turn};
@@ -477,7 +477,7 @@ impl<Q> Scheduler<Q> {
         queue.served
     }
 
-    /// Queues have other indices than before: makes every list of them anew.
+    /// Queues have other indices than before: rebuilds every list of them.
     fn rebuild_lists(&mut self) {
         for list in [&mut self.hot, &mut self.warm, &mut self.paused, &mut self.served] {
             list.clear();
@@ -589,7 +589,7 @@ impl<Q> Scheduler<Q> {
         }
     }
 
-    /// Held frames were delivered: goes on with the queues that are paused for a destination that
+    /// Held frames were delivered: continues with the queues that are paused for a destination that
     /// may have room now.
     pub fn record_retry(&mut self, all: bool, found: &Findings, forwarder: &Forwarder) {
         self.record_findings(found);

@@ -16,7 +16,7 @@ use switch::fair::{BurstUsage, Spent, Usage};
 use switch::forward::Table;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy};
-use switch::schedule::{BurstResult, Effect, GiveAway, Homes, Placement, Served};
+use switch::schedule::{Assignments, BurstResult, Effect, GiveAway, Placement, Served};
 use switch::time::{Instant, Ns};
 
 use random::Random;
@@ -42,7 +42,7 @@ struct Sender {
     frame: Ns,
     /// Its worker loses the CPU occasionally.
     preempted: bool,
-    /// Generation of its home.
+    /// Generation of its assignment.
     generation: u64,
     random: Random,
     kicks: Kicks,
@@ -135,7 +135,7 @@ struct Machine {
     /// As each worker measured it, in thousandths.
     loads: Vec<u32>,
     /// Which worker serves each queue.
-    homes: Homes,
+    assignments: Assignments,
     /// The queues of each port.
     ports: Vec<Vec<Shared<Sender>>>,
     leveller: Leveller,
@@ -157,7 +157,7 @@ impl Machine {
             workers: (0..workers).map(worker).collect(),
             commands: (0..workers).map(|_| Vec::new()).collect(),
             loads: vec![0; workers],
-            homes: Homes::new(workers, Placement::Balanced),
+            assignments: Assignments::new(workers, Placement::Balanced),
             ports: Vec::new(),
             leveller: Leveller::new(workers),
             balance: Balance::AsDecided,
@@ -194,9 +194,9 @@ impl Machine {
         served.source.tuning.set_weight(weight);
         self.ports[port].push(Rc::clone(&served.of));
         // New queues start on worker 0.
-        let home = self.homes.place(served.token);
-        served.of.borrow_mut().generation = home.generation;
-        self.homes.hand_over(served.token, home.generation, home.worker, on);
+        let assignment = self.assignments.place(served.token);
+        served.of.borrow_mut().generation = assignment.generation;
+        self.assignments.hand_over(served.token, assignment.generation, assignment.worker, on);
         self.workers[on].scheduler.add(served, Instant::START);
     }
 
@@ -247,7 +247,7 @@ impl Machine {
             Effect::Give { queues, to } => {
                 for served in queues {
                     let generation = served.of.borrow().generation;
-                    let to = self.homes.hand_over(served.token, generation, me, to);
+                    let to = self.assignments.hand_over(served.token, generation, me, to);
                     self.moves += 1;
                     self.command(to.expect("no queue is removed"), Command::Serve(served), now);
                 }
@@ -264,7 +264,7 @@ impl Machine {
         let asleep: Vec<bool> = self.workers.iter().map(Worker::is_asleep).collect();
         let scheduler = &mut self.workers[me].scheduler;
         for (token, to) in scheduler.level(&mut self.leveller, time, |w| asleep[w]) {
-            if let Some(GiveAway { token, from, to }) = self.homes.request_move(token, to) {
+            if let Some(GiveAway { token, from, to }) = self.assignments.request_move(token, to) {
                 self.command(from, Command::GiveAway(token, to), now);
             }
         }

@@ -262,7 +262,7 @@ impl World {
 
     fn worker(&self, forwarder: &Forwarder, seen: &mut Seen, steps: &mut Steps<Self>) {
         match self.next {
-            Next::Effect => steps.push(("goes on", self.with(|w| w.go_on(forwarder, seen)))),
+            Next::Effect => steps.push(("resumes", self.with(|w| w.resume(forwarder, seen)))),
             Next::Serve(at, max) if self.bursts > 0 => {
                 for pass in &*self.passes {
                     steps.push(("serves", self.with(|w| w.serve(at, max, *pass))));
@@ -314,7 +314,7 @@ impl World {
     }
 
     /// Up to the next effect that others may see, or that depends on them.
-    fn go_on(&mut self, forwarder: &Forwarder, seen: &mut Seen) {
+    fn resume(&mut self, forwarder: &Forwarder, seen: &mut Seen) {
         loop {
             match self.scheduler.next(self.now, forwarder) {
                 Effect::Serve { at, max } => return self.next = Next::Serve(at, max),

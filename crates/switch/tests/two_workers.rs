@@ -6,9 +6,9 @@
 //!   worker:    commands, serve, arm, sleep; give ──▶ hand over ──▶ commands of the other
 //!   guest:     publish ── wanted? ── kick
 //! ```
-//! Which worker serves a queue ([`Homes`]), what waits for a worker ([`Commands`]) and what it does
-//! when ([`Scheduler`]) are the product's objects. As in the program, homes and the commands that
-//! follow from a change are under one lock, and a queue's ring is under its own.
+//! Which worker serves a queue ([`Assignments`]), what waits for a worker ([`Commands`]) and what
+//! it does when ([`Scheduler`]) are the product's objects. As in the program, assignments and
+//! commands that follow from a change are under one lock, and a queue's ring is under its own.
 //!
 //! What must hold: a queue that was started is with exactly one worker, or on its way to one; a
 //! worker that has one that was stopped is about to drop it; none sleeps on a frame. The last test
@@ -26,15 +26,15 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, Mode, Source, Table};
 use switch::poll::{Costs, Policy, State};
 use switch::schedule::{
-    BurstResult, COMMANDS_MAX, Command, Commands, Effect, GiveAway, Homes, Placement, Scheduler,
-    Then, token,
+    Assignments, BurstResult, COMMANDS_MAX, Command, Commands, Effect, GiveAway, Placement,
+    Scheduler, Then, token,
 };
 use switch::time::{Instant, Ns};
 use switch::tuning::Tuning;
 
 use self::search::Steps;
 
-/// With the generation of its home.
+/// With the generation of its assignment.
 type Served = switch::schedule::Served<u64>;
 type Cmd = Command<Served, ()>;
 
@@ -42,7 +42,7 @@ type Cmd = Command<Served, ()>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Not,
-    /// A queue that is handed over is taken for the one that has a home now.
+    /// A queue that is handed over is taken for the one that is assigned now.
     AnyGeneration,
     /// A queue that is handed over is not begun by the other worker.
     NotBegun,
@@ -107,7 +107,7 @@ struct World {
     broken: Broken,
     policy: Policy,
     now: Instant,
-    homes: Homes,
+    assignments: Assignments,
     workers: [Worker; 2],
     rings: Vec<Ring>,
     /// Bursts, and orders of the control thread, to come: the bounds of the search.
@@ -163,7 +163,7 @@ impl World {
             broken,
             policy,
             now: Instant::from_ns(1_000),
-            homes: Homes::new(2, Placement::Balanced),
+            assignments: Assignments::new(2, Placement::Balanced),
             workers: [worker(0), worker(1)],
             rings: ports.iter().map(ring).collect(),
             bursts,
@@ -189,24 +189,25 @@ impl World {
         self.of_token(token)
     }
 
-    // ---- the control thread: each under the lock of the homes ----
+    // ---- the control thread: each under the lock of the assignments ----
 
     fn start(&mut self, i: usize) {
         self.rings[i].active = true;
         self.rings[i].wants = true;
         let token = self.rings[i].token;
-        let home = self.homes.place(token);
-        let mut follow = home.follow(token);
-        let mut worker = home.worker;
+        let assignment = self.assignments.place(token);
+        let mut follow = assignment.follow(token);
+        let mut worker = assignment.worker;
         if self.broken == Broken::BeginsElsewhere
             && let Some(GiveAway { from, to, .. }) = follow.take()
         {
-            worker = self.homes.hand_over(token, home.generation, from, to).expect("placed");
+            worker =
+                self.assignments.hand_over(token, assignment.generation, from, to).expect("placed");
         }
         let queue = switch::schedule::queue_id(token);
         let tuning = Arc::new(Tuning::new(self.policy));
         let source = Source::new(queue.port, queue.queue, Arc::default(), tuning);
-        self.begin(worker, Served { token, source, notifies: true, of: home.generation });
+        self.begin(worker, Served { token, source, notifies: true, of: assignment.generation });
         self.give_away(follow);
     }
 
@@ -220,7 +221,7 @@ impl World {
         let ring = &mut self.rings[i];
         (ring.active, ring.pending, ring.peer) = (false, 0, Peer::Idle);
         let token = ring.token;
-        if let Some(w) = self.homes.remove(token)
+        if let Some(w) = self.assignments.remove(token)
             && self.broken != Broken::NotDropped
         {
             self.workers[w].sent.push((1, token, 0));
@@ -259,15 +260,15 @@ impl World {
                 false => order("starts a queue", &|w| w.start(i)),
             }
             for to in 0..2 {
-                if let Some(give) = self.homes.request_move(ring.token, to) {
+                if let Some(give) = self.assignments.request_move(ring.token, to) {
                     order("moves a queue", &|w| w.give_away([give]));
                 }
             }
         }
         for placement in [Placement::Balanced, Placement::PerPort] {
-            if placement != self.homes.placement() {
+            if placement != self.assignments.placement() {
                 order("sets the placement", &|w| {
-                    let moves = w.homes.set_placement(placement);
+                    let moves = w.assignments.set_placement(placement);
                     w.give_away(moves);
                 });
             }
@@ -318,7 +319,7 @@ impl World {
             ring.locked.is_none_or(|holder| holder == w)
         };
         match &self.workers[w].next {
-            Next::Effect => steps.push(("goes on", self.with(|world| world.go_on(w, forwarder)))),
+            Next::Effect => steps.push(("resumes", self.with(|world| world.resume(w, forwarder)))),
             Next::Commands(_) => steps.push(("runs a command", self.with(|world| world.run(w)))),
             Next::Serve(at, max) if self.bursts > 0 && free(*at) => {
                 steps.push(("serves", self.with(|world| world.serve(w, *at, *max))));
@@ -383,7 +384,7 @@ impl World {
     }
 
     /// Up to the next effect that others may see, or that depends on them.
-    fn go_on(&mut self, w: usize, forwarder: &Forwarder) {
+    fn resume(&mut self, w: usize, forwarder: &Forwarder) {
         loop {
             let worker = &mut self.workers[w];
             match worker.scheduler.next(self.now, forwarder) {
@@ -458,9 +459,9 @@ impl World {
         for mut served in queues {
             self.of_token(served.token).kicked[w] = false;
             let any = self.broken == Broken::AnyGeneration;
-            let home = self.homes.home(served.token).filter(|_| any);
-            let generation = home.map_or(served.of, |home| home.generation);
-            let Some(to) = self.homes.hand_over(served.token, generation, w, to) else {
+            let assignment = self.assignments.assignment(served.token).filter(|_| any);
+            let generation = assignment.map_or(served.of, |assignment| assignment.generation);
+            let Some(to) = self.assignments.hand_over(served.token, generation, w, to) else {
                 seen.refused += 1;
                 continue;
             };
@@ -525,8 +526,8 @@ impl World {
 impl search::State for World {
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let Self { now, homes, rings, bursts, orders, .. } = self;
-        (now, homes, rings, bursts, orders).hash(&mut hasher);
+        let Self { now, assignments, rings, bursts, orders, .. } = self;
+        (now, assignments, rings, bursts, orders).hash(&mut hasher);
         for Worker { scheduler, sent, gives, next, .. } in &self.workers {
             (scheduler, sent, gives).hash(&mut hasher);
             scheduler.queues().iter().for_each(|queue| {
@@ -555,16 +556,16 @@ impl search::State for World {
     fn check(&self) -> Result<(), String> {
         for ring in &self.rings {
             let holders = self.holders(ring.token);
-            let home = self.homes.home(ring.token);
-            if let Some(home) = home {
-                let now = holders.iter().filter(|(_, of)| *of == home.generation).count();
+            let assignment = self.assignments.assignment(ring.token);
+            if let Some(assignment) = assignment {
+                let now = holders.iter().filter(|(_, of)| *of == assignment.generation).count();
                 if now != 1 {
                     return Err(format!("a started queue is with {now} workers"));
                 }
             }
             for (w, worker) in self.workers.iter().enumerate() {
                 let Some(queue) = worker.scheduler.find(ring.token) else { continue };
-                if home.is_none_or(|home| home.generation != queue.served.of) {
+                if assignment.is_none_or(|assignment| assignment.generation != queue.served.of) {
                     let taken = matches!(&worker.next, Next::Commands(commands) if commands.iter()
                         .any(|c| matches!(c, Command::Drop(token) if *token == ring.token)));
                     if !taken && !worker.commands.will_drop(ring.token) {
@@ -582,9 +583,10 @@ impl search::State for World {
             return Ok(());
         }
         for ring in self.rings.iter().filter(|ring| ring.active) {
-            let worker = self.homes.worker(ring.token).ok_or("a started queue has no home")?;
+            let worker =
+                self.assignments.worker(ring.token).ok_or("a started queue is not assigned")?;
             let queue = self.workers[worker].scheduler.find(ring.token);
-            let state = queue.ok_or("its home does not serve it")?.state();
+            let state = queue.ok_or("its worker does not serve it")?.state();
             if ring.pending > 0 {
                 return Err(format!("the end, and a frame is left: {state:?}"));
             }

@@ -1,7 +1,7 @@
 //! Ports to the host: TAP interfaces, stream sockets, packet capture files, and a port that drops.
 //!
 //! * [`open`] opens or creates a TAP interface, in any network namespace, and returns its queues.
-//! * [`inherit`] uses queues that the starter of the process opened.
+//! * [`inherit`] uses queues that the parent process opened.
 //! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.

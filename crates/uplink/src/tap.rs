@@ -188,7 +188,7 @@ impl fmt::Display for TapError {
                 write!(f, " or grant it to the program (setcap {setcap}+ep)")?;
                 if *capability == NET_ADMIN {
                     let make = "ip tuntap add dev NAME mode tap multi_queue user $USER";
-                    write!(f, ", or let root make the interface for you ({make})")?;
+                    write!(f, ", or let root create the interface for you ({make})")?;
                 }
                 Ok(())
             }
@@ -209,7 +209,7 @@ impl fmt::Display for TapError {
                     write!(f, " in network namespace `{netns}`")?;
                     command = format!("ip -n {netns}");
                 }
-                write!(f, ": make it ({command} tuntap add dev {name} mode tap multi_queue)")?;
+                write!(f, ": create it ({command} tuntap add dev {name} mode tap multi_queue)")?;
                 write!(f, " or correct the name")
             }
             Self::NotTap { name } => write!(
@@ -220,7 +220,7 @@ impl fmt::Display for TapError {
             Self::Busy { name } => write!(
                 f,
                 "interface `{name}` is in use by another process, and has one queue only: stop \
-                 that process, or make the interface with `multi_queue`"
+                 that process, or create the interface with `multi_queue`"
             ),
             Self::TooManyQueues { name, wanted, given } => write!(
                 f,
@@ -228,7 +228,7 @@ impl fmt::Display for TapError {
             ),
             Self::NoNetns { netns, path } => write!(
                 f,
-                "network namespace `{netns}` does not exist ({} is missing): make it (ip netns \
+                "network namespace `{netns}` does not exist ({} is missing): create it (ip netns \
                  add NAME), or name one of `ip netns list` or a path such as /proc/PID/ns/net",
                 path.display()
             ),
@@ -329,8 +329,8 @@ pub struct InheritedTap {
     pub removed: bool,
 }
 
-/// Uses queues of one interface that the starter of this process opened. Nothing here requires a
-/// capability, or the interface's network namespace: its settings are the starter's.
+/// Uses queues of one interface that the parent process passed. Nothing here requires a
+/// capability, or the interface's network namespace: whoever opened them has set it up.
 ///
 /// # Errors
 /// [`TapError::NotQueue`]: they are something else, or of several interfaces.

@@ -480,7 +480,7 @@ fn open_here(options: &XdpOptions, blocked: bool) -> Result<(Xdp, Vec<String>), 
     let chunk_len = if long { CHUNK_LONG } else { CHUNK_SHORT };
     let bytes = bytes_of_queue(chunk_len);
     let memory = ::os::memfd("pvswitch-frames", bytes * u64::from(queues));
-    let memory = memory.map_err(os(what("make memory for frames of")))?;
+    let memory = memory.map_err(os(what("allocate memory for frames of")))?;
     let mapping = self::map(memory.as_fd(), queues.into(), chunk_len);
     let mapping = mapping.map_err(os(what("map memory for frames of")))?;
     let mut shape = XdpShape {
@@ -707,8 +707,8 @@ fn notes(
     let mut notes = Vec::new();
     if shape.is_generic {
         notes.push(format!(
-            "the driver of `{name}` supports no XDP program: it runs in generic mode, which is \
-             slower"
+            "the driver of `{name}` does not support XDP programs: this one runs in generic \
+             mode, which is slower"
         ));
     }
     if shape.is_generic && sys::merges_frames(socket, name) {

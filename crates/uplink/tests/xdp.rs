@@ -329,7 +329,7 @@ fn each_queue_has_a_socket_and_frames_of_others_go_to_the_host() {
 }
 
 #[test]
-fn next_process_goes_on_where_this_one_stopped() {
+fn next_process_continues_where_this_one_stopped() {
     let Some(wire) = Wire::new() else { return };
     let xdp = open(&wire.ours, "v0");
     let mut before = port(&xdp, 0);

@@ -283,12 +283,12 @@ impl ProtocolError {
             ),
             Self::UnexpectedReply { request } => write!(
                 f,
-                "a reply (to request {request}) in place of a request: are both ends back-ends?"
+                "a reply (to request {request}) instead of a request: are both ends back-ends?"
             ),
             Self::TooLong { request, size } => write!(
                 f,
                 "request {request} announces {size} bytes of payload, at most {PAYLOAD_MAX} are \
-                 taken"
+                 accepted"
             ),
             Self::TooManyFds => {
                 write!(f, "more than {FDS_MAX} descriptors with one message")
@@ -300,7 +300,7 @@ impl ProtocolError {
                 write!(f, "{request:?} with a payload of {got} bytes, which is too short")
             }
             Self::FdCount { request, want, got } => {
-                write!(f, "{request:?} with {got} descriptors in place of {want}")
+                write!(f, "{request:?} with {got} descriptors instead of {want}")
             }
             _ => Ok(()),
         }
@@ -328,7 +328,7 @@ impl ProtocolError {
             Self::InBand => write!(
                 f,
                 "in-band notifications negotiated without BACKEND_REQ and REPLY_ACK; the front-end \
-                 must take all three or none"
+                 must negotiate all three or none"
             ),
             _ => Ok(()),
         }

@@ -339,9 +339,10 @@ mod tests {
         }
     }
 
-    /// Calls go on, fewer than a thread can serve: the others, started for lanes that blocked, end.
+    /// Calls continue, fewer than a thread can serve: the others, started for lanes that blocked,
+    /// end.
     #[test]
-    fn threads_that_are_not_needed_end_while_calls_go_on() {
+    fn threads_that_are_not_needed_end_while_calls_continue() {
         const STUCK: usize = 6;
         let threads = || lanes().as_ref().map_or(0, |lanes| lanes.threads);
         let ends: Vec<_> = (0..STUCK)

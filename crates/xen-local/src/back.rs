@@ -269,7 +269,7 @@ impl host::Back for Back {
         Ok(channel.on_close(move || bound.store(false, Ordering::Release)))
     }
 
-    /// Ports are bound anew: what another process bound is not known here.
+    /// Ports are bound again: what another process bound is not known here.
     fn rebind(&self, domid: u16, port: u32, _: Bound) -> Result<Channel, HostError> {
         self.bind(domid, port)
     }

@@ -137,7 +137,7 @@ impl Inner {
     ) -> Result<(Message, Vec<OwnedFd>), Error> {
         let gone = || Error::Gone(self.dir.clone());
         let socket = lock(&self.socket);
-        // Processes that went on since the last request.
+        // Processes that continued since the last request.
         while matches!(self.receive(&socket), Ok(Some((RESUMED_ALONE, _)))) {}
         let deadline = Instant::now() + REPLY_WAIT;
         let send = || match os::send(socket.as_fd(), &message.to_bytes(), fds) {
@@ -179,7 +179,7 @@ impl Inner {
     }
 }
 
-/// The message of a process that goes on.
+/// The message of a process that continues.
 const RESUMED_ALONE: Message = Message { what: RESUMED, a: 0, b: 0 };
 
 impl Table {

@@ -69,8 +69,8 @@ const WELCOME: u32 = 2;
 const PORT: u32 = 3;
 /// From the front end: a port was closed.
 const CLOSE: u32 = 4;
-/// From the back end: another process goes on after the last one was killed. It has the front end's
-/// domain, if there is one; a request without a reply is to be sent again.
+/// From the back end: another process continues after the last one was killed. It has the front
+/// end's domain, if there is one; a request without a reply is to be sent again.
 const RESUMED: u32 = 5;
 /// Version of this protocol.
 const VERSION: u32 = 1;

@@ -12,8 +12,8 @@ use xen_netif::host::{self, Front as _, HostError, SharedChannel};
 
 use super::*;
 
+mod domain_store;
 mod handover;
-mod home;
 mod plug;
 mod rings;
 

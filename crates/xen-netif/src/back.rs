@@ -28,7 +28,7 @@ pub use keys::{
 };
 pub use plug::{KeptRings, Queues, RingPositions, RingsState, Socket};
 pub use state::State;
-pub use store::Home;
+pub use store::DomainStore;
 pub use tree::{Failure, Tree};
 pub use vif::{Handshake, Interface, Plug, Settings, Status, VifId, VifState};
 

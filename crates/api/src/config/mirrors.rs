@@ -44,8 +44,9 @@ impl<'a> Mirrors<'a> {
         let user = self.ports.iter().chain(self.auto.as_ref().map(|(name, to)| (name, to)));
         match user.into_iter().find(|(_, to)| **to == Some(name)) {
             Some((user, _)) => Err(format!(
-                "port '{name}': {MIRROR_TO}={to}: '{name}' is a mirror port itself, of '{user}', \
-                 and copies are not copied again: use {MIRROR_TO}=none for '{user}' first"
+                "port '{name}': {MIRROR_TO}={to}: '{name}' is itself a mirror port, of '{user}', \
+                 and mirrored frames are not mirrored again: use {MIRROR_TO}=none for '{user}' \
+                 first"
             )),
             None => Ok(()),
         }
@@ -66,8 +67,8 @@ impl<'a> Mirrors<'a> {
                 refuse(format!("no such port{hint}: add it first, or use none"))
             }
             Some(Some(next)) => refuse(format!(
-                "port '{to}' is mirrored to '{next}', and copies are not copied again: use another \
-                 mirror port, or {MIRROR_TO}=none for '{to}'"
+                "port '{to}' is mirrored to '{next}', and mirrored frames are not mirrored again: \
+                 use another mirror port, or {MIRROR_TO}=none for '{to}'"
             )),
             Some(None) => Ok(()),
         }
@@ -135,7 +136,8 @@ mod tests {
         for (found, want) in found.iter().zip([
             "port 'a': mirror-to=a: a port cannot be its own mirror port",
             "port 'b': mirror-to=aa: no such port (did you mean 'a'?): add it first",
-            "port 'c': mirror-to=b: port 'b' is mirrored to 'aa', and copies are not copied again",
+            "port 'c': mirror-to=b: port 'b' is mirrored to 'aa', and mirrored frames are not \
+             mirrored again",
         ]) {
             assert!(found.starts_with(want), "{found}");
         }

@@ -1,4 +1,4 @@
-//! Stand-by ports of a switch as a whole: which of its ports may stand by for which.
+//! Standby ports of a switch as a whole: which of its ports may be standby of which.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,26 @@ use crate::port::PortText;
 use crate::schema::Value;
 use crate::schema::port::Kind;
 
-/// The option that names the port for which another one stands by.
+/// The option that names the active port.
 pub const STANDBY_FOR: &str = "standby-for";
 
-/// Ports, each with whether its interface has a carrier to watch, and the port that it stands by
-/// for.
+/// Ports, each with whether its interface has a carrier to watch, and X/// for.
 #[derive(Clone, Debug, Default)]
 pub struct Standbys<'a>(BTreeMap<&'a str, (bool, Option<&'a str>)>);
 
 impl<'a> Standbys<'a> {
-    /// Adds a port, or changes the one that it stands by for.
+    /// Adds a port, or changes the one whose standby it is.
     pub fn set(&mut self, port: &'a str, kind: Kind, of: Option<&'a str>) {
         self.0.insert(port, (is_uplink(kind), of));
     }
 
-    /// Finds ports that cannot stand by as they should: name and reason, which says what to write.
+    /// Finds ports that cannot be a standby: name and reason, which says what to write.
     pub fn conflicts(&self) -> Vec<(&'a str, String)> {
         let standbys = self.0.iter().filter_map(|(name, (_, of))| Some((*name, (*of)?)));
         standbys.filter_map(|(name, of)| Some((name, self.check(name, of).err()?))).collect()
     }
 
-    /// Checks that a port of this switch may stand by for another.
+    /// Checks that a port of this switch may be the standby of another.
     ///
     /// # Errors
     /// It may not; the error says what to write.
@@ -36,7 +35,7 @@ impl<'a> Standbys<'a> {
         let option = format!("{STANDBY_FOR}={}", of.escape_debug());
         let refuse = |why: String| Err(format!("port '{name}': {option}: {why}"));
         if of == name {
-            return refuse("a port cannot stand by for itself: name the other one".into());
+            return refuse("a port cannot be its own standby: name the other one".into());
         }
         let Some((is_uplink, next)) = self.0.get(of) else {
             let hint = did_you_mean(of, self.0.keys().copied());
@@ -49,22 +48,23 @@ impl<'a> Standbys<'a> {
         }
         if let Some(next) = next {
             return refuse(format!(
-                "'{of}' itself stands by for '{next}': a pair has one active port and one stand-by \
-                 port; join more interfaces in a bond of the kernel"
+                "'{of}' is itself the standby of '{next}': a pair has one active port and one \
+                 standby port; bond more interfaces in the kernel"
             ));
         }
         let users = self.0.iter().filter_map(|(name, (_, of))| Some((*name, (*of)?)));
         let mut users = users.filter(|(user, _)| *user != name);
         if let Some((user, _)) = users.clone().find(|(_, other)| *other == of) {
             return refuse(format!(
-                "'{of}' has a stand-by port, '{user}': use {STANDBY_FOR}=none for one of them; \
-                 join more interfaces in a bond of the kernel"
+                "'{of}' has a standby port, '{user}': use {STANDBY_FOR}=none for one of them; \
+                 bond more interfaces in the kernel"
             ));
         }
         match users.find(|(_, other)| *other == name) {
             None => Ok(()),
             Some((user, _)) => refuse(format!(
-                "'{user}' stands by for '{name}' already: use {STANDBY_FOR}=none for '{user}' first"
+                "'{user}' is the standby of '{name}' already: use {STANDBY_FOR}=none for '{user}' \
+                 first"
             )),
         }
     }
@@ -75,13 +75,13 @@ fn is_uplink(kind: Kind) -> bool {
     matches!(kind, Kind::AfPacket | Kind::AfXdp)
 }
 
-/// The port for which a port stands by.
+/// The port whose standby a port is.
 fn of(port: &PortText) -> Option<&str> {
     port.given(STANDBY_FOR, None).and_then(Value::text).filter(|of| *of != "none")
 }
 
 impl Config {
-    /// The stand-by ports among its ports.
+    /// The standby ports among its ports.
     pub fn standbys(&self) -> Standbys<'_> {
         let mut standbys = Standbys::default();
         for port in &self.ports {
@@ -90,7 +90,7 @@ impl Config {
         standbys
     }
 
-    /// Stand-by ports that cannot be used.
+    /// Standby ports that cannot be used.
     pub(super) fn standby_conflicts(&self) -> Vec<(Part, String)> {
         let at = |port: &str| Part::Option(port.into(), STANDBY_FOR);
         let found = self.standbys().conflicts().into_iter();
@@ -101,14 +101,14 @@ impl Config {
         {
             let what = format!(
                 "port '{name}': {STANDBY_FOR}=: forward=cross connects ports by their numbers, and \
-                 no port takes the place of another: use forward=switch"
+                 no port can take over from another: use forward=switch"
             );
             found.push((at(name), what));
         }
         found
     }
 
-    /// Finds stand-by ports whose rules differ from those of the port in whose place they are put.
+    /// Finds standby ports whose rules differ from those of the port that they take over from.
     pub(super) fn unlike_standbys(&self) -> Vec<(Part, String)> {
         const RULES: [&str; 4] = ["vlan", "trunk", "native", "isolated"];
         let mut found = Vec::new();
@@ -119,8 +119,8 @@ impl Config {
             let Some(rule) = RULES.iter().find(differs) else { continue };
             let shown = |of| value(of, rule).unwrap_or_else(|| "none".into());
             let what = format!(
-                "port '{}' stands by for '{}', and has {rule}={} where that has {rule}={}: guests \
-                 reach other networks after a take-over: give both the same",
+                "port '{}', the standby of '{}', has {rule}={} instead of {rule}={}: guests \
+                 reach other networks after a failover: give both the same",
                 port.name,
                 active.name,
                 shown(port),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn stand_by_port_is_one_more_interface_for_a_port_with_one() {
+    fn standby_port_is_one_more_interface_for_a_port_with_one() {
         let valid = [
             "a=af-packet:e0",
             "b=af-xdp:e1,standby-for=a",
@@ -162,7 +162,7 @@ mod tests {
         ];
         assert_eq!(conflicts(&valid), [""; 0]);
         for (ports, want) in [
-            (&["a=af-packet:e0,standby-for=a"][..], "a port cannot stand by for itself"),
+            (&["a=af-packet:e0,standby-for=a"][..], "a port cannot be its own standby"),
             (&["up=af-packet:e0", "b=af-packet:e1,standby-for=upp"], "no such port (did you mean"),
             (&["a=tap:t0", "b=af-packet:e1,standby-for=a"], "'a' has no carrier to watch: name a"),
             (&["a=null", "b=af-xdp:e1,standby-for=a"], "of kind af-packet or af-xdp"),
@@ -174,22 +174,22 @@ mod tests {
     }
 
     #[test]
-    fn pair_has_one_stand_by_port_which_nobody_stands_by_for() {
+    fn pair_has_one_standby_port_which_has_none_itself() {
         let chain = conflicts(&[
             "a=af-packet:e0",
             "b=af-packet:e1,standby-for=a",
             "c=af-packet:e2,standby-for=b",
         ]);
-        assert!(chain[0].contains("'c' stands by for 'b' already"), "{chain:?}");
-        assert!(chain[1].contains("'b' itself stands by for 'a'"), "{chain:?}");
+        assert!(chain[0].contains("'c' is the standby of 'b' already"), "{chain:?}");
+        assert!(chain[1].contains("'b' is itself the standby of 'a'"), "{chain:?}");
         let two = conflicts(&[
             "a=af-packet:e0",
             "b=af-packet:e1,standby-for=a",
             "c=af-packet:e2,standby-for=a",
         ]);
-        assert!(two.len() == 2 && two[0].contains("'a' has a stand-by port, 'c'"), "{two:?}");
+        assert!(two.len() == 2 && two[0].contains("'a' has a standby port, 'c'"), "{two:?}");
         let both = conflicts(&["a=af-packet:e0,standby-for=b", "b=af-packet:e1,standby-for=a"]);
-        assert!(both.len() == 2 && both[0].contains("'b' itself stands by"), "{both:?}");
+        assert!(both.len() == 2 && both[0].contains("'b' is itself the standby"), "{both:?}");
     }
 
     #[test]
@@ -203,11 +203,11 @@ mod tests {
         assert!(cross.conflicts()[0].1.contains("use forward=switch"), "{:?}", cross.conflicts());
         let unlike = config(&["a=af-packet:e0,vlan=5", "b=af-packet:e1,standby-for=a"]);
         let warning = &unlike.unlike_standbys()[0].1;
-        assert!(warning.contains("has vlan=none where that has vlan=5"), "{warning}");
+        assert!(warning.contains("has vlan=none instead of vlan=5"), "{warning}");
     }
 
     #[test]
-    fn stand_by_port_of_a_removed_one_is_a_port_as_any_other() {
+    fn standby_port_of_a_removed_one_is_a_port_like_any_other() {
         let mut config = config(&["a=af-packet:e0", "b=af-packet:e1,standby-for=a"]);
         config.remove_port("a");
         assert_eq!(config.conflicts(), []);

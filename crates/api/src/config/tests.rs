@@ -235,7 +235,7 @@ fn only_what_differs_is_in_the_diff() {
     let changed = [
         "poll/0: spin -> as `poll`",
         "weight: 2 -> 1",
-        "limit-messages: default (4000 per second, 8000 at once) -> 5",
+        "limit-messages: default (4000 per second, burst 8000) -> 5",
     ];
     assert_eq!(of(&diff.changed), [("b".into(), changed.map(String::from).to_vec())]);
     let queues = ["queues: 2 -> 4", "weight: 1 -> 3"].map(String::from).to_vec();
@@ -291,7 +291,7 @@ fn static_addresses_may_have_a_vlan() {
     let address = |text: &str| text.parse::<StaticAddress>();
     assert_eq!(address("02:00:00:00:00:01/5").unwrap().to_string(), "02:00:00:00:00:01/5");
     for text in ["02:00:00:00:00:01/0", "02:00:00:00:00:01/4095", "02:00:00:00:00:01/x"] {
-        assert!(address(text).unwrap_err().contains("a VLAN id, 1 to 4094"), "{text}");
+        assert!(address(text).unwrap_err().contains("with a VLAN ID of 1 to 4094"), "{text}");
     }
     assert!(address("x/5").unwrap_err().contains("not a MAC address"));
 }

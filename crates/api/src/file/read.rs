@@ -34,7 +34,7 @@ pub(super) fn text(path: &Path, room: &mut u64) -> Result<String, Problem> {
     let bytes = read.map_err(|error| wrong(&error))? as u64;
     *room = room.checked_sub(bytes).ok_or_else(|| {
         let max = BYTES_MAX >> 20;
-        wrong(&format!("a configuration has at most {max} MiB, included files as well"))
+        wrong(&format!("a configuration has at most {max} MiB, including included files"))
     })?;
     Ok(text)
 }

@@ -30,7 +30,8 @@ pub struct Chunks {
 
 fn invalid(what: &str) -> Problem {
     let detail = format!("the chunked body is invalid: {what}");
-    Problem::new(400, detail, "encode it as in RFC 9112, 7.1, or send Content-Length").at("body")
+    Problem::new(400, detail, "encode it as in RFC 9112, section 7.1, or send Content-Length")
+        .at("body")
 }
 
 impl Chunks {
@@ -59,7 +60,7 @@ impl Chunks {
                         self.at = if size == 0 { At::Trailer } else { At::Data(size as usize) };
                     }
                     Ok(Status::Partial) if buffer.len() < LINE_MAX => return Ok(None),
-                    _ => return Err(invalid("no size of a chunk")),
+                    _ => return Err(invalid("a chunk has no size")),
                 },
                 At::Data(missing) => {
                     let n = missing.min(buffer.len());

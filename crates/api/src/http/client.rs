@@ -128,7 +128,7 @@ impl Client {
         let mut head = httparse::Response::new(&mut fields);
         let parsed = head.parse(&bytes).map_err(|error| invalid(format!("reply: {error}")))?;
         let (Status::Complete(_), Some(status)) = (parsed, head.code) else {
-            return Err(invalid("the reply's head is not complete"));
+            return Err(invalid("the reply's header section is incomplete"));
         };
         let length = head.headers.iter().find(|f| f.name.eq_ignore_ascii_case("content-length"));
         let length = length.map(|field| {

@@ -59,8 +59,8 @@ pub(super) fn too_large(length: Option<u64>) -> Problem {
 
 /// An error in the head.
 fn malformed(what: &str) -> Problem {
-    let remedy = "send HTTP/1.1, as curl --unix-socket does; pvswitch ctl speaks it, too";
-    Problem::new(400, format!("this is not a request of HTTP/1.1: {what}"), remedy)
+    let remedy = "send HTTP/1.1, as curl --unix-socket and pvswitch ctl do";
+    Problem::new(400, format!("not an HTTP/1.1 request: {what}"), remedy)
 }
 
 fn too_long(status: u16, what: &str) -> Problem {
@@ -156,9 +156,9 @@ impl Decoder {
             Ok(Status::Complete(used)) => used,
             Ok(Status::Partial) if buffer.len() < HEAD_MAX => return Ok(None),
             Ok(Status::Partial) if !buffer.contains(&b'\n') => {
-                return Err(too_long(414, "the line of the request"));
+                return Err(too_long(414, "the request line"));
             }
-            Ok(Status::Partial) => return Err(too_long(431, "the head of the request")),
+            Ok(Status::Partial) => return Err(too_long(431, "the header section")),
             Err(Error::TooManyHeaders) => {
                 let what = format!("more than {HEADERS_MAX} header fields");
                 return Err(Problem::new(431, what, "send fewer fields").at("header"));
@@ -239,7 +239,7 @@ fn body_of(fields: &[Header<'_>]) -> Result<Body, Problem> {
             Err(header("transfer-encoding", what, "use chunked, or Content-Length"))
         }
         _ => {
-            let what = "several lengths of the body: Content-Length twice, or with \
+            let what = "ambiguous body length: Content-Length twice, or with \
                         Transfer-Encoding";
             Err(header("content-length", what.into(), "send one Content-Length"))
         }

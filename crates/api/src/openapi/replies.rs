@@ -122,14 +122,14 @@ fn status() -> Value {
             ("workers", count(), "number of worker threads"),
             ("placement", text(), "how queues are placed on workers"),
             ("priority", one_of(&["normal", "high", "realtime"]), "scheduling of workers"),
-            ("sandbox", one_of(&["on", "seccomp", "off"]), "to what threads are confined"),
+            ("sandbox", one_of(&["on", "seccomp", "off"]), "what threads are confined to"),
             ("costs_ns", object(costs.into(), vec![]), "costs measured at the start, in ns"),
             ("http", maybe(text()), "address of --http"),
             ("taken_over", maybe(object(taken.into(), vec![])), "after an upgrade or a kill"),
             ("keep", one_of(&["on", "failed", "off"]), "whether its state is kept for a kill"),
             ("xen_auto", maybe(text()), "name of the port xen:auto"),
             ("budgets", named("Budgets"), ""),
-            ("fdb", object(fdb.into(), vec![]), "use of the table of addresses"),
+            ("fdb", object(fdb.into(), vec![]), "use of the FDB"),
             ("control", object(control.into(), vec![]), "the control socket"),
             ("ports", list(named("PortStatus")), ""),
         ],
@@ -148,7 +148,7 @@ fn port() -> Value {
         ("vif", text(), "DOMID/DEVID"),
         ("front", text(), "state of the front half in xenstore"),
         ("back", text(), "state of the back half in xenstore"),
-        ("state", text(), "the handshake in words"),
+        ("state", text(), "the state of the handshake, for display"),
         ("error", maybe(text()), "the last error"),
         ("takes", list(text()), "features of the guest"),
         ("queues", count(), "queues of the guest"),
@@ -218,11 +218,11 @@ fn port() -> Value {
                             "whether it is the one that carries frames if it can",
                         ),
                         ("carries", flag(), "whether it carries frames now"),
-                        ("takeovers", count(), "times that it took the place of the other"),
+                        ("failovers", count(), "times that it took over from the other"),
                     ],
                     vec![],
                 ),
-                "of a stand-by port, and of the one that it stands by for",
+                "of a standby port, and of the one whose standby it is",
             ),
             ("xen", maybe(object(xen.into(), vec![])), "xen, xen-local: the vif"),
         ],
@@ -260,8 +260,8 @@ fn budgets() -> Value {
 
 fn stats() -> Value {
     let locks = vec![
-        ("fdb", count(), "that for changes of the table of addresses"),
-        ("homes", count(), "that for moves of queues between workers"),
+        ("fdb", count(), "that for changes of the FDB"),
+        ("assignments", count(), "that for the assignment of queues to workers"),
     ];
     object(
         vec![
@@ -316,8 +316,8 @@ fn why() -> Value {
             ("state", one_of(&STATES), "its state in one word"),
             ("seconds", number(), "time between the samples"),
             ("frames_per_second_from", number(), "from its guest, between the samples"),
-            ("frames_per_second_to", number(), "to its guest, likewise"),
-            ("findings", list(object(finding, vec![])), "those that explain most first"),
+            ("frames_per_second_to", number(), "to its guest, between the samples"),
+            ("findings", list(object(finding, vec![])), "the most significant first"),
         ],
         vec![],
     )
@@ -347,7 +347,7 @@ fn evpn() -> Value {
         ("announced", count(), "addresses of the switch in the bridge"),
         ("pending", count(), "of those to be announced: refused, or beyond the rate"),
         ("yielded", count(), "addresses that moved to another host"),
-        ("duplicate", count(), "addresses used here and on another host in turn"),
+        ("duplicate", count(), "addresses used alternately here and on another host"),
         ("remote", count(), "addresses on other hosts"),
         ("problems", list(text()), "what is wrong, each with a remedy"),
     ];
@@ -415,7 +415,11 @@ fn reload() -> Value {
             ("restart", list(named("SettingChange")), "that need a restart"),
             ("static", list(named("StaticAddress")), "static addresses set"),
             ("static_removed", list(named("StaticAddress")), "static addresses removed"),
-            ("warnings", list(named("ConfigProblem")), "valid, and probably not meant"),
+            (
+                "warnings",
+                list(named("ConfigProblem")),
+                "warnings: valid settings that are probably mistakes",
+            ),
         ],
         vec![],
     )
@@ -429,12 +433,12 @@ fn config_problem() -> Value {
 }
 
 fn warnings() -> Value {
-    let what = "what is valid since this change, and probably not meant";
+    let what = "warnings caused by this change";
     object(vec![("warnings", list(named("ConfigProblem")), what)], vec![])
 }
 
 fn upgrade() -> Value {
-    let pid = ("pid", count(), "the process that has the switch");
+    let pid = ("pid", count(), "the process that now runs the switch");
     object(vec![pid, ("program", text(), "its program")], vec![])
 }
 
@@ -457,7 +461,7 @@ fn problem() -> Value {
     object(
         vec![
             ("status", count(), "the HTTP status"),
-            ("title", text(), "the status in words"),
+            ("title", text(), "the reason phrase of the status"),
             ("detail", text(), "what is wrong, where, and what to do"),
             ("remedy", text(), "what to do"),
         ],
@@ -494,16 +498,16 @@ fn event() -> Value {
         ("mac-moved", vec![port(), ("moves", count(), "to this port, in the last second")]),
         ("mac-flaps", mac),
         (
-            "take-over",
+            "failover",
             vec![
                 port(),
-                ("from", text(), "name of the port in whose place it is"),
+                ("from", text(), "name of the port that it took over from"),
                 ("cause", text(), "why"),
             ],
         ),
         ("rate-limited", vec![port(), ("way", one_of(&["in", "out"]), "in: from the guest")]),
         ("reload", reload.into()),
-        ("upgrade", vec![("pid", count(), "the process that has the switch")]),
+        ("upgrade", vec![("pid", count(), "the process that now runs the switch")]),
         ("shutdown", vec![]),
         ("lost", vec![("events", count(), "number of events lost to this client")]),
     ];

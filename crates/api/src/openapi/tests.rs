@@ -100,7 +100,7 @@ fn events_and_problems_have_their_schemas() {
         Event::MacMoved { port: port(), moves: 3 },
         Event::MacFlaps { mac: port(), vlan: 1, from: port(), to: port(), moves: 9, blocked_s: 0 },
         Event::InterfaceLost { port: port(), cause: "x".into() },
-        Event::TakeOver { port: port(), from: port(), cause: "x".into() },
+        Event::Failover { port: port(), from: port(), cause: "x".into() },
         Event::RateLimited { port: port(), way: Way::In },
         Event::Reload { added: 1, removed: 2, replaced: 3, changed: 4 },
         Event::Upgrade { pid: 1 },

@@ -143,7 +143,7 @@ pub const OPERATIONS: &[Operation] = &[
             "DELETE",
             "/v1/ports/{name}/drain",
             &[NAME],
-            "Takes frames from a port again",
+            "Resumes taking frames from a port",
         )
     },
     Operation {
@@ -210,7 +210,7 @@ pub const OPERATIONS: &[Operation] = &[
             "POST",
             "/v1/reload",
             &[DRY_RUN],
-            "Reads the configuration file again and applies what differs: all or nothing",
+            "Reads the configuration file again and applies the difference, all or nothing",
         )
     },
     Operation {
@@ -222,7 +222,7 @@ pub const OPERATIONS: &[Operation] = &[
             "POST",
             "/v1/upgrade",
             &[PROGRAM],
-            "Hands the switch to a new process, without an interruption that guests notice",
+            "Replaces the switch process; guests stay connected",
         )
     },
     change("shutdown", "POST", "/v1/shutdown", &[], "Stops the switch"),

@@ -156,8 +156,8 @@ pub const TABLE: &[Entry] = &[
         "maximum number of frames per transmit burst and notification, 1 to 64",
     )
     .more(
-        ". With 1 the switch is notified of each frame, if it asks for notifications; shows the \
-         benefit of batches (`pvswitch lab run copies`).",
+        ". With 1, the switch is notified of each frame if it enables kicks; this shows the \
+         benefit of batching (`pvswitch lab run copies`).",
     ),
     Entry::new(
         "rx-buffer",

@@ -55,8 +55,8 @@ pub const KINDS: [KindEntry; 10] = [
         args: &["SOCKET", "fd=NAME"],
         file: "socket",
         check: socket,
-        help: "a virtual machine's virtio-net device, by vhost-user; fd=NAME: a socket that \
-               systemd made",
+        help: "a virtual machine's virtio-net device, by vhost-user; fd=NAME: a socket passed \
+               by systemd",
     },
     KindEntry {
         kind: Kind::Stream,
@@ -65,7 +65,7 @@ pub const KINDS: [KindEntry; 10] = [
         file: "socket",
         check: socket,
         help: "a peer at a stream socket, in QEMU's framing: QEMU (`-netdev stream`), passt, \
-               libkrun; fd=NAME: a socket that systemd made",
+               libkrun; fd=NAME: a socket passed by systemd",
     },
     KindEntry {
         kind: Kind::Dgram,
@@ -90,8 +90,8 @@ pub const KINDS: [KindEntry; 10] = [
         args: &["IFNAME", "fd=NAME"],
         file: "interface",
         check: interface,
-        help: "a TAP interface of the host, existing or created; fd=NAME: one whose queues the \
-               starter opened",
+        help: "a TAP interface of the host, existing or created; fd=NAME: one \
+               whose open queues are inherited",
     },
     KindEntry {
         kind: Kind::AfPacket,
@@ -347,7 +347,8 @@ pub const TABLE: &[Entry] = &[
         ),
     Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
         .of(TAP)
-        .more("; like `mtu` and `persist` not for `fd=NAME`, whose starter has set them"),
+        .more("; like `mtu` and `persist` not for `fd=NAME`, which the process that opened it has \
+               set"),
     Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16").of(TAP).more(
         "; an existing interface needs `multi_queue` for more than one; with `fd=NAME`, as many \
              descriptors of that name",
@@ -379,13 +380,13 @@ pub const TABLE: &[Entry] = &[
             "; without it the switch attaches a program of its own, which needs CAP_BPF and \
              CAP_NET_ADMIN ([uplinks](uplinks.md#af_xdp))",
         ),
-    Entry::new("standby-for", Type::Text("PORT"), "none", "port for which it stands by")
+    Entry::new("standby-for", Type::Text("PORT"), "none", "port whose standby it is")
         .of(UPLINK)
         .live(Live::Whole)
         .more(
             ", also `af-packet` or `af-xdp`: it takes over while that port's interface has no \
              carrier or is down; until then it sends and receives nothing \
-             ([stand-by](uplinks.md#stand-by))",
+             ([standby](uplinks.md#standby))",
         ),
     Entry::new(
         "return-after",
@@ -405,7 +406,7 @@ pub const TABLE: &[Entry] = &[
             Choice::word("off", "it is removed"),
         ]),
         "unchanged",
-        "whether the interface stays when the switch ends",
+        "whether the interface stays when the switch exits",
     )
     .of(TAP)
     .more(
@@ -422,7 +423,7 @@ pub const TABLE: &[Entry] = &[
     Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
         .of(XEN)
         .more("; it uses at most one per CPU ([Xen](xen.md))"),
-    Entry::new("without", Type::Names(XEN_FEATURES), "none", "features written as 0, by name")
+    Entry::new("without", Type::Names(XEN_FEATURES), "none", "features advertised as 0, by name")
         .of(XEN)
         .more(
             ": `sg`, `gso-tcpv4`, `gso-tcpv6`, `ipv6-csum-offload`, `multicast-control`, \
@@ -488,11 +489,11 @@ pub const TABLE: &[Entry] = &[
         ", like 100Mbit, 20kframes or both, 100Mbit+20kframes ([rates](#rates)). They wait in the \
          peer's ring",
     ),
-    tenant("burst-in", Type::Burst, "none", "bytes and frames from its peer at once, like 64K")
+    tenant("burst-in", Type::Burst, "none", "burst of bytes and frames from its peer, like 64K")
         .more(" or 64K+100frames; `none`: 40 ms of the rate, at least two full frames"),
     tenant("rate-out", Type::Rate, "none", "maximum bits and frames per second to its peer")
         .more("; further frames are held, then dropped"),
-    tenant("burst-out", Type::Burst, "none", "bytes and frames to its peer at once, like 256K")
+    tenant("burst-out", Type::Burst, "none", "burst of bytes and frames to its peer, like 256K")
         .more("; `none`: 100 ms of the rate, at least 64K or 44 frames"),
     tenant(
         "storm",
@@ -508,7 +509,7 @@ pub const TABLE: &[Entry] = &[
     tenant("storm-multicast", Type::Rate, "none", "limit of multicast, in place of `storm=`"),
     tenant("storm-unknown", Type::Rate, "none", "limit of frames to unknown addresses")
         .more(", in place of `storm=`"),
-    tenant("burst-storm", Type::Burst, "none", "bytes and frames of `storm=` at once")
+    tenant("burst-storm", Type::Burst, "none", "burst of `storm=`, in bytes and frames")
         .more("; `none`: one second of each limit"),
     tenant("loop-guard", REPORT_BLOCK, "report", "what happens to addresses that flap to it").more(
         ": `report`: they are logged and counted; `block`: also, an address is not taken from the \
@@ -561,21 +562,21 @@ pub const TABLE: &[Entry] = &[
     limit(
         "limit-messages",
         COUNT,
-        "4000 per second, 8000 at once",
+        "4000 per second, burst 8000",
         "messages of the vhost-user socket; one that takes longer counts once per 25 µs",
         "messages are not read until the rate permits; the connection stays",
     ),
     limit(
         "limit-connections",
         COUNT,
-        "10 per second, 50 at once",
+        "10 per second, burst 50",
         "connections that the port accepts",
         "they wait at the socket",
     ),
     limit(
         "limit-announcements",
         COUNT,
-        "10 per second, 20 at once",
+        "10 per second, burst 20",
         "announcements of a guest's address (SEND_RARP), flooded on its behalf by the worker of \
          its first queue, in that queue's share of time; only the latest one waits",
         "not announced",
@@ -583,14 +584,14 @@ pub const TABLE: &[Entry] = &[
     limit(
         "limit-log-lines",
         COUNT,
-        "2 per second, 16 at once",
+        "2 per second, burst 16",
         "log lines caused by the port's peer",
         "not written; the next line gives the number of missing lines",
     ),
     limit(
         "limit-flood-copies",
         COUNT,
-        "1000000 per second, as many at once",
+        "1000000 per second, burst 1000000",
         "copies of frames that the port's guest floods (broadcast, multicast, unknown addresses), \
          except one of each frame; a GSO frame counts once per segment",
         "not flooded: `drops_flood_limit` of this port, per copy",
@@ -598,7 +599,7 @@ pub const TABLE: &[Entry] = &[
     limit(
         "limit-evpn-addresses",
         COUNT,
-        "100 per second, 4096 at once",
+        "100 per second, burst 4096",
         "addresses at this port that are announced to other hosts (`evpn=`): new ones, and those \
          that come back",
         "announced later",

@@ -59,9 +59,9 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "sandbox",
         Type::Choice(&[
-            Choice::word("on", "threads have few system calls, and write to no files"),
+            Choice::word("on", "threads can make few system calls, and write no files"),
             Choice::word("seccomp", "the same without Landlock, which some kernels lack"),
-            Choice::word("off", "they have all that the process has"),
+            Choice::word("off", "threads keep all rights of the process"),
         ]),
         "on",
         "whether threads are confined to the system calls and files that they need",
@@ -83,11 +83,11 @@ pub const TABLE: &[Entry] = &[
         "control",
         Type::Text("PATH"),
         "`/run/pvswitch/control.sock` or `$XDG_RUNTIME_DIR/pvswitch.sock`",
-        "socket of ctl, top and capture",
+        "control socket, for ctl, top and capture",
     )
     .more(
         ", [below](#sockets-and-rights); if it is in use, the default causes a warning, a given \
-         path an error. `fd=NAME`: a socket that systemd made \
+         path an error. `fd=NAME`: a socket passed by systemd \
          ([installation](install.md#socket-activation))",
     ),
     Entry::new(
@@ -118,7 +118,7 @@ pub const TABLE: &[Entry] = &[
     )
     .more(
         "; no authentication ([observability](observability.md#http)). `fd=NAME`: a TCP or Unix \
-         socket that systemd made ([installation](install.md#socket-activation))",
+         socket passed by systemd ([installation](install.md#socket-activation))",
     ),
     Entry::new(
         "http-mode",
@@ -131,7 +131,7 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "log-format",
         Type::Choice(&[
-            Choice::word("human", "lines for people"),
+            Choice::word("human", "human-readable lines"),
             Choice::word("json", "one JSON object per line"),
             Choice::word("journald", "journald's fields, sent to journald"),
         ]),

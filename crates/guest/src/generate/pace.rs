@@ -108,11 +108,11 @@ impl Pace {
     ) -> Result<Self, String> {
         let frames = burst.map_or(1, |b| u64::from(b.frames));
         let period = match (burst.and_then(|b| b.gap_us), rate) {
-            (Some(_), Some(_)) => return Err("--burst N,GAP_US and --rate: give one".into()),
+            (Some(_), Some(_)) => return Err("--burst N,GAP_US and --rate: use one of them".into()),
             (Some(gap), None) => Some(gap as f64 * 1e3),
             (None, Some(rate)) => Some(frames as f64 * 1e9 / rate),
             (None, None) if burst.is_some() => {
-                return Err("--burst N: give it --rate, or a gap: --burst N,GAP_US".into());
+                return Err("--burst N: add --rate, or a gap: --burst N,GAP_US".into());
             }
             (None, None) => None,
         };
@@ -137,7 +137,7 @@ impl Pace {
     pub fn with_tick(mut self, tick: Option<Ns>) -> Result<Self, String> {
         let Some(tick) = tick else { return Ok(self) };
         if self.period.is_none() {
-            return Err("--tick: give it --rate, or --burst N,GAP_US".into());
+            return Err("--tick: add --rate, or --burst N,GAP_US".into());
         }
         if tick == Ns::ZERO || tick > Ns::from_secs(1) {
             return Err(format!("--tick {}: use 1 to 1000000 us", tick.get() / 1000));
@@ -398,6 +398,6 @@ mod tests {
         let burst = Some("4".parse().unwrap());
         assert!(Pace::new(at(0), None, burst, None).unwrap_err().contains("--rate"));
         let burst = Some("4,9".parse().unwrap());
-        assert!(Pace::new(at(0), Some(1.0), burst, None).unwrap_err().contains("give one"));
+        assert!(Pace::new(at(0), Some(1.0), burst, None).unwrap_err().contains("use one of them"));
     }
 }

@@ -27,19 +27,19 @@ pub struct Replay {
     /// Time to the next poll, in ns.
     nap_ns: f64,
     /// Polls of single rings.
-    looks: u64,
+    polls: u64,
     /// Polls that found all buffers used: the switch had to wait for the guest.
-    dry: u64,
+    polls_exhausted: u64,
 }
 
 impl Replay {
     fn new(sending: usize) -> Self {
-        Self { sending, nap_ns: NAP_NS.0, looks: 0, dry: 0 }
+        Self { sending, nap_ns: NAP_NS.0, polls: 0, polls_exhausted: 0 }
     }
 
     fn record_poll(&mut self, used: u16, size: u16) -> f64 {
-        self.looks += 1;
-        self.dry += u64::from(used == size);
+        self.polls += 1;
+        self.polls_exhausted += u64::from(used == size);
         f64::from(used) / f64::from(size)
     }
 
@@ -54,8 +54,8 @@ impl Replay {
         for key in ["received_bytes", "received_bps", "lost_frames", "late_frames"] {
             report.insert(key.into(), Value::Null);
         }
-        report.insert("looks".into(), self.looks.into());
-        report.insert("dry_looks".into(), self.dry.into());
+        report.insert("ring_polls".into(), self.polls.into());
+        report.insert("ring_polls_exhausted".into(), self.polls_exhausted.into());
     }
 }
 

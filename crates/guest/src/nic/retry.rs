@@ -35,10 +35,10 @@ impl Retry {
     }
 }
 
-/// Sleeps, at most until `go_on` returns false: a signal does not end a sleep.
-pub fn pause(long: Duration, go_on: &dyn Fn() -> bool) {
+/// Sleeps, at most until `keep_running` returns false: a signal does not end a sleep.
+pub fn pause(long: Duration, keep_running: &dyn Fn() -> bool) {
     let mut left = long;
-    while !left.is_zero() && go_on() {
+    while !left.is_zero() && keep_running() {
         let slice = left.min(SLICE);
         std::thread::sleep(slice);
         left -= slice;
@@ -75,8 +75,8 @@ mod tests {
         pause(Duration::from_millis(120), &|| true);
         assert!(begun.elapsed() >= Duration::from_millis(120));
         let asked = Cell::new(0);
-        let go_on = || asked.replace(asked.get() + 1) < 1;
-        pause(Duration::from_secs(3600), &go_on);
+        let keep_running = || asked.replace(asked.get() + 1) < 1;
+        pause(Duration::from_secs(3600), &keep_running);
         assert_eq!(asked.get(), 2);
     }
 }

@@ -494,10 +494,10 @@ fn the_multicast_list_is_sent_at_start_and_after_a_restart() {
                 changes.len() >= 4
             });
             // The same xen-netback would list an address twice.
-            let anew = TWO.map(|add| match add {
+            let again = TWO.map(|add| match add {
                 Multicast::Add(mac) | Multicast::Del(mac) => [Multicast::Del(mac), add],
             });
-            assert_eq!(changes, anew.concat());
+            assert_eq!(changes, again.concat());
             guest.pairs[0].tx.reclaim().unwrap();
             assert_eq!((guest.pairs[0].tx.in_flight(), guest.pairs[0].tx.ring.lost()), (0, 0));
         }

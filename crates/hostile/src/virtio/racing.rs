@@ -6,9 +6,9 @@
 //!           frames ◀──────────── two threads: headers; payload
 //!   port 2: an honest receiver, which compares what arrives
 //! ```
-//! First only with values that cost frames, so that the rings go on; then with any, which ends the
-//! connection, and all begins anew. Whatever is sent has a known destination: a flood would fill
-//! the queues of others, which is no race.
+//! First only with values that cost frames, so that the rings continue; then with any, which ends
+//! the connection, and all begins again. Whatever is sent has a known destination: a flood would
+//! fill the queues of others, which is no race.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;

@@ -6,8 +6,8 @@
 //!           pages of frames ◀───── two threads: headers; payload
 //!   port 2: an honest receiver, which compares what arrives, and sends
 //! ```
-//! As with virtqueues, first only with values that cost frames, so that the rings go on; then with
-//! any, which disconnects the vif; and nothing is sent to an unknown destination.
+//! As with virtqueues, first only with values that cost frames, so that the rings continue; then
+//! with any, which disconnects the vif; and nothing is sent to an unknown destination.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -246,7 +246,7 @@ fn plot_part(html: &mut String, name: &str, it: &Plot) {
     let _ = write!(
         html,
         "</div>\n<details class=\"figures\"><summary>The figures of this plot</summary>\n{}\
-         </details>\n<p class=\"files\">As a file: <a href=\"{PLOTS}/{file}.svg\">SVG</a> \
+         </details>\n<p class=\"files\">Files: <a href=\"{PLOTS}/{file}.svg\">SVG</a> \
          <a href=\"{PLOTS}/{file}.png\">PNG</a></p>\n",
         table::html(&table::of_plot(it), name, "95 % interval of the median, the error bar"),
     );

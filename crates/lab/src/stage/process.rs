@@ -185,7 +185,7 @@ impl Process {
             // Read before `try_wait`: the machine may be suspended in between.
             let late = Instant::now() >= by;
             match self.child.try_wait() {
-                Ok(None) if late => return Err(self.fail("did not end after SIGTERM")),
+                Ok(None) if late => return Err(self.fail("did not exit after SIGTERM")),
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),
                 Ok(Some(status)) => return Ok(status),
                 Err(error) => return Err(self.fail(&format!("cannot be waited for ({error})"))),

@@ -31,7 +31,7 @@ const ASIDE: u32 = 4;
 const PORTS: usize = 16;
 /// Time between two questions to the control socket.
 const ASK_EVERY: Duration = Duration::from_millis(20);
-/// An attack goes on before and after what is measured of it.
+/// An attack continues before and after what is measured of it.
 const AROUND_S: f64 = 0.4;
 /// The longest that all cases of a ring may take beyond their time.
 const LATE_S: f64 = 90.0;

@@ -21,7 +21,7 @@ const OWN: [Measure; 2] = [
         "switch_cpu",
         "%",
         Better::Less,
-        "CPU time of the whole switch, both looks at its counters included",
+        "CPU time of the whole switch, including both reads of its counters",
     ),
     Measure::new(
         "memory",

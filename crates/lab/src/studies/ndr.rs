@@ -133,7 +133,8 @@ pub struct Ndr;
 
 const FACTS: Facts = Facts {
     name: "ndr",
-    about: "the highest load without loss, with 0.5 % of it, and latency below, beside rivals",
+    about: "the highest load without loss, with 0.5 % of it, and latency below, beside other \
+            switches",
     original: None,
     measures: &MEASURES,
     takes_proto: false,
@@ -379,7 +380,7 @@ impl<'a> Tester<'a> {
         }
         if let Some(switch) = self.ends.ours() {
             // Of the switch's counters alone: what a guest sent or was sent as its trial ended, it
-            // leaves in its rings. Counters of a port go on over its guests.
+            // leaves in its rings. Counters of a port continue across its guests.
             let ledger = || Ok(Ledger::default().with(&switch.ask(&Request::Stats)?));
             let _ = wait_for("held frames", HELD_MAX_S, || Ok(ledger()?.unaccounted() == 0));
             let ledger: Ledger = ledger()?;

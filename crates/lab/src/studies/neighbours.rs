@@ -49,7 +49,7 @@ const MEASURES: [Measure; 14] = [
     Measure::new("p99_worst", "us", Better::Less, "the same of the guest that waited longest"),
     Measure::new("p50", "us", Better::Less, "there and back, half of all, the median guest"),
     Measure::new("answers", "1/s", Better::More, "answers to all low-rate guests"),
-    Measure::new("lost", "", Better::Less, "questions without an answer in time"),
+    Measure::new("lost", "", Better::Less, "requests without a reply in time"),
     Measure::new("least_share", "", Better::More, "frames of the guest with fewest, over the mean"),
     Measure::new("flood", "1/s", Better::More, "frames that floods sent"),
     Measure::new("jain_frames", "", Better::More, "Jain's index of frames taken from each flood"),
@@ -258,7 +258,7 @@ const REQUEST_TABLES: [(&str, &str); 6] = [
     ("p99 there and back, the median guest, us", "p99"),
     ("p99 there and back, the worst guest, us", "p99_worst"),
     ("answers a second", "answers"),
-    ("questions without an answer", "lost"),
+    ("requests without a reply", "lost"),
     ("CPU of the workers, % of one CPU", "cpu"),
     ("frames a second of the flood", "flood"),
 ];

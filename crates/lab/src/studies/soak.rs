@@ -21,8 +21,8 @@ and a new guest, of another kind of ring each time; another poll policy, call po
 and other rules; a receiver is killed (SIGKILL) in the middle of its traffic or, every other \
 round, reboots, and is started again; the same for a sender; a rule forbids that sender's \
 address for a time; the added guest ends and its port is removed; the configuration file is \
-written anew and reloaded, which adds or removes a port and changes another, and undoes what ctl \
-changed. Each step waits until the guest concerned gets frames again. Two guests go on through \
+rewritten and reloaded, which adds or removes a port and changes another, and undoes what ctl \
+changed. Each step waits until the guest concerned gets frames again. Two guests continue through \
 all of that. With beside=all, a hostile guest plays its cases (gen --mode hostile); after each \
 minute, and once at least, a new process takes over the switch (ctl upgrade); and another guest \
 migrates from port to port and back, its memory copied by the dirty log as Cloud Hypervisor does \
@@ -97,7 +97,7 @@ const FACTS: Facts = Facts {
 /// Private memory that may be added, in KiB: what the allocator keeps differs between rounds.
 const MEMORY_GROWN_MAX: f64 = 1024.0;
 
-/// What goes on beside the rounds.
+/// What runs beside the rounds.
 const BESIDE: [&str; 2] = ["none", "all"];
 
 impl Study for Soak {

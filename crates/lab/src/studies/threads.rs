@@ -68,7 +68,7 @@ const MEASURES: [Measure; 14] = [
         "contended_others",
         "1/million",
         Better::Less,
-        "contended locks of the table of addresses, of homes of queues and of ingress queues, per \
+        "contended locks of the FDB, of queue assignments and of ingress queues, per \
          million frames",
     ),
     Measure::new(

@@ -70,7 +70,7 @@ impl<F: Fn(&str) -> Result<Results, String>> Checker<F> {
                 wrong.push(format!("{name}:{line}: the marker does not end"));
                 break;
             };
-            // Another block begins anew; another row of a table has figures of its own.
+            // Another block starts over; another row of a table has figures of its own.
             let block = text[..at].rfind("\n\n").map_or(0, |blank| blank + 2);
             let row = text[..at].rfind('\n').map_or(0, |end| end + 1);
             let begin = if text[row..].starts_with('|') { row } else { block }.max(end);

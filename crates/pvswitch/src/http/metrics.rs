@@ -84,7 +84,7 @@ const WORKER: Way = Way {
         ("rounds", "Rounds over the hot queues."),
         ("sleeps", "Times the worker slept until woken, or for a long time."),
         ("naps", "Times the worker slept for a short set time."),
-        ("moves", "Queues the worker gave to other workers."),
+        ("moves", "Queues moved from the worker to other workers."),
         ("contended", "Times the worker waited for a queue locked by the control thread."),
         ("cpu_ns", "CPU time of the worker's thread."),
     ],
@@ -150,12 +150,12 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
         keep.sample(&format!("state=\"{state}\""), f64::from(u8::from(is)));
     }
     let fdb = &show["fdb"];
-    let help = "Entries of the table of addresses.";
+    let help = "Entries of the FDB.";
     let mut entries = Family::new(out, "pvswitch_fdb_entries", "gauge", help);
     for kind in ["learned", "static"] {
         entries.sample(&format!("kind=\"{kind}\""), fdb[kind].as_f64().unwrap_or(0.0));
     }
-    Family::new(out, "pvswitch_fdb_capacity", "gauge", "Capacity of the table of addresses.")
+    Family::new(out, "pvswitch_fdb_capacity", "gauge", "Capacity of the FDB.")
         .sample("", fdb["capacity"].as_f64().unwrap_or(0.0));
     let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
     Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch started.")
@@ -259,13 +259,13 @@ fn port_events(out: &mut String, ports: &[(String, &Value)]) {
             errors.sample(&labels, times.as_f64().unwrap_or(0.0));
         }
     }
-    let help = "Times the port took the place of the other one of its pair.";
+    let help = "Times the port took over from the other one of its pair.";
     let pairs =
-        ports.iter().filter_map(|(name, p)| Some((name, p["standby"]["takeovers"].as_f64()?)));
+        ports.iter().filter_map(|(name, p)| Some((name, p["standby"]["failovers"].as_f64()?)));
     let pairs: Vec<_> = pairs.collect();
     if !pairs.is_empty() {
-        let mut takeovers = Family::new(out, "pvswitch_port_takeovers_total", "counter", help);
-        pairs.iter().for_each(|(name, n)| takeovers.sample(&format!("port=\"{name}\""), *n));
+        let mut failovers = Family::new(out, "pvswitch_port_failovers_total", "counter", help);
+        pairs.iter().for_each(|(name, n)| failovers.sample(&format!("port=\"{name}\""), *n));
     }
     let help = "Front-ends that connected.";
     let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);

@@ -169,7 +169,7 @@ impl System {
         for token in late.map(|(token, _)| *token).collect::<Vec<_>>() {
             let Some(mut client) = self.clients.all.remove(&token) else { continue };
             if client.session.is_partial() && !client.is_behind {
-                let what = format!("the request was not complete after {CLIENT_TIME:?}");
+                let what = format!("the request was incomplete after {CLIENT_TIME:?}");
                 let problem = Problem::new(408, what, "send the whole request at once");
                 self.clients.count_refusal(&problem);
                 client.session.end(&Response::from(&problem));

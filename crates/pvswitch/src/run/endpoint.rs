@@ -258,7 +258,7 @@ impl System {
         }
         self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
         // Connections queued at the listener close with it, with the data queued in them. An
-        // inherited one is its starter's, who may pass it again.
+        // inherited one is the parent process's, which may pass it again.
         if !listener.is_inherited()
             && let Ok(last) = listener.as_fd().try_clone_to_owned()
         {

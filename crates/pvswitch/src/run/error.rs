@@ -117,7 +117,7 @@ impl RunError {
             Self::DuplicatePort(_) => (409, Some("path.name"), "use another name, or remove it"),
             Self::NoPort(..) => (404, Some("path.name"), "GET /v1/ports lists all ports"),
             Self::NoEntry(_) => (404, Some("path.mac"), "GET /v1/fdb lists all addresses"),
-            Self::NoQueue(_) => (404, Some("path.queue"), "GET /v1/ports/{name} says how many"),
+            Self::NoQueue(_) => (404, Some("path.queue"), "GET /v1/ports/{name} shows how many"),
             Self::OwnSocket { .. } => (409, Some("body.socket"), "use another path"),
             Self::Socket(_) => (422, Some("body.socket"), "use another path"),
             Self::Tap { .. } | Self::Xdp { .. } => {
@@ -126,7 +126,7 @@ impl RunError {
             Self::Xen { .. } => (422, Some("body"), "use a vif that exists"),
             Self::TooManyPorts(_) => (409, Some("path.name"), "remove a port first"),
             Self::Conflict(_) => (409, None, "resolve the conflict named in the text first"),
-            Self::Setting(_) => (422, None, "use a value as in docs/settings.md"),
+            Self::Setting(_) => (422, None, "use a value listed in docs/settings.md"),
             Self::Config(_) => (422, None, "correct the file; `pvswitch check` reads it, too"),
             Self::Request(_) => (422, None, "see the text of the error"),
             Self::Os { .. } | Self::Http(_) | Self::Pool(_) => {

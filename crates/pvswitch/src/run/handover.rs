@@ -53,8 +53,8 @@ pub(super) struct Offer {
     pub(super) http_unix: Option<ListenerState>,
     /// A TCP listener of `--http`.
     pub(super) http_tcp: Option<u32>,
-    /// Descriptors of the starter (`fd=NAME`), by their names. Not in a store: after a kill the
-    /// starter passes them again.
+    /// Descriptors from the parent process (`fd=NAME`), by their names. Not in a store: after a
+    /// kill the parent process passes them again.
     #[serde(default)]
     pub(super) activated: Vec<(String, u32)>,
     pub(super) ports: Vec<PortOffer>,
@@ -95,8 +95,8 @@ pub(super) struct PortOffer {
     /// Whether the other port of its pair carries the frames.
     #[serde(default)]
     pub(super) blocked: bool,
-    #[serde(default)]
-    pub(super) takeovers: u64,
+    #[serde(default, alias = "takeovers")]
+    pub(super) failovers: u64,
     #[serde(default)]
     pub(super) interface_losses: u64,
     pub(super) faults: u64,
@@ -114,7 +114,7 @@ pub(super) type Address = ([u8; 6], u16, u16);
 pub(super) enum Reply {
     /// Another process of this id was started in its place, and is no child of the old one.
     Started(u32),
-    /// It can go on from here.
+    /// It can continue from here.
     Ready,
     /// It cannot, and ends.
     Failed(String),

@@ -1,5 +1,5 @@
-//! Descriptors that systemd or another starter made, named `fd=NAME` in place of a path or an
-//! interface: listening sockets, queues of a TAP
+//! Descriptors that systemd or another parent process passed, named `fd=NAME` in place of a path or
+//! an interface: listening sockets, queues of a TAP
 //! ([0027](../../../../docs/design/0027-systemd.md)).
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,7 +38,7 @@ impl System {
     }
 
     /// Takes the listener of `--http`, if it was inherited: from the previous process, or the
-    /// starter.
+    /// parent process.
     pub(super) fn take_http(&mut self) -> Result<Option<http::Inherited>, RunError> {
         let name = match (self.inherited.http.take(), &self.options.http) {
             (None, Some(api::Address::Inherited(name))) => name,
@@ -51,14 +51,15 @@ impl System {
         let listener = Listener::inherited(fd, &PathBuf::from(setting(name)));
         let listener = listener.map_err(|_| {
             RunError::Request(format!(
-                "http: inherited descriptor '{name}' listens at neither a TCP nor a Unix stream \
-                 socket: pass one of ListenStream= in a socket unit"
+                "http: inherited descriptor '{name}' is neither a listening TCP socket nor a \
+                 listening Unix stream socket: pass one with ListenStream= in a socket unit"
             ))
         })?;
         Ok(Some(http::Inherited::Unix(listener)))
     }
 
-    /// Opens or creates the TAP of a port, or uses that of the previous process or of the starter.
+    /// Opens or creates the TAP of a port, or uses that of the previous process or of the parent
+    /// process.
     pub(super) fn open_tap(
         &mut self,
         spec: &PortSpec,
@@ -76,7 +77,7 @@ impl System {
         tap.map_err(|error| RunError::Tap { name: spec.name.clone(), error })
     }
 
-    /// The queues of a TAP that the starter opened; `None`: the port names an interface.
+    /// The queues of a TAP that the parent process passed; `None`: the port names an interface.
     fn inherited_tap(
         &self,
         spec: &PortSpec,

@@ -34,7 +34,7 @@ pub(super) const PREFIX: &str = "pvswitch-";
 pub(super) const SWITCH: &str = "switch";
 pub(super) const LIVE: &str = "live";
 
-/// Marks in the live file: attempts to go on, ports whose messages are being handled, and the
+/// Marks in the live file: attempts to continue, ports whose messages are being handled, and the
 /// request that is being run.
 pub(super) const ATTEMPTS: u64 = 0;
 pub(super) const BUSY: u64 = 4096;
@@ -400,7 +400,7 @@ impl System {
         }
     }
 
-    /// Whether the next process could go on if this one is killed: `on`, `failed` or `off`.
+    /// Whether the next process could continue if this one is killed: `on`, `failed` or `off`.
     pub(super) fn keeps(&self) -> &'static str {
         match &self.keep {
             None => "off",

@@ -65,7 +65,7 @@ pub(super) fn start(mtu: u16, process: &mut Option<Process>) -> Result<OwnedFd, 
     Ok(ours)
 }
 
-/// The command that starts it, for the starter.
+/// The command that starts it, for the helper.
 ///
 /// # Errors
 /// It is not installed.

@@ -371,8 +371,8 @@ impl System {
             None => error,
             Some(user) => RunError::Request(format!(
                 "port '{}': interface `{interface}` has one queue only, which port '{user}' uses \
-                 until the reload succeeds: remove that port first (ctl del-port {user}), or make \
-                 the interface with `multi_queue`",
+                 until the reload succeeds: remove that port first (ctl del-port {user}), or \
+                 create the interface with `multi_queue`",
                 spec.name
             )),
         }

@@ -17,7 +17,7 @@ use crate::keeper::{GO, HAVE, receive};
 
 /// Longest time for the keeper to send what it has.
 const KEEPER_MAX: Duration = Duration::from_secs(10);
-/// A process that lived no longer after it went on was probably ended by what it restored.
+/// A process that lived no longer after it resumed was probably ended by what it restored.
 const QUICK_NS: u64 = 1_000_000_000;
 /// So many of them in a row, and connections are not restored.
 const QUICK_MAX: u32 = 2;
@@ -31,7 +31,7 @@ pub struct Start {
     pub keep: Option<Keep>,
     /// Marks of the previous process, which the store has until ours are in it.
     pub(super) live_before: Option<StateFile>,
-    /// Descriptors of the starter that are not of the store.
+    /// Descriptors from the parent process that are not of the store.
     pub(super) activated: Vec<(String, OwnedFd)>,
     /// Errors from before there was a log.
     pub(super) errors: Vec<String>,
@@ -144,7 +144,7 @@ impl Start {
         Ok(start)
     }
 
-    /// Starts anew in place of what was left.
+    /// Starts over, without what was left.
     pub fn discard(&mut self, why: &dyn std::fmt::Display) {
         self.takeover = None;
         self.errors.push(format!("the state of the previous process cannot be used: {why}"));
@@ -169,7 +169,7 @@ fn inherited() -> Result<Vec<(String, OwnedFd)>, RunError> {
 }
 
 /// Receives what the keeper has on standard input: the store's contents, and descriptors of the
-/// keeper's starter. Returns its socket, and when the process before ended (0: there was none).
+/// keeper's parent. Returns its socket, and when the process before ended (0: there was none).
 fn read_keeper(
     contents: &mut Contents,
     activated: &mut Vec<(String, OwnedFd)>,
@@ -251,7 +251,7 @@ fn read_marks(live: &StateFile, offer: &Offer, left: &mut Left, errors: &mut Vec
             String::from_utf8_lossy(&text).escape_debug()
         ));
     }
-    // Number of processes that went on and ended soon, and when the last one went on.
+    // Number of processes that resumed and ended soon, and when the last one resumed.
     let mut mark = [0; 16];
     live.marks(ATTEMPTS, &mut mark);
     let [quick, began] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| mark[at + i])));

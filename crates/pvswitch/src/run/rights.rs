@@ -34,8 +34,8 @@ impl Rights {
         let owns = peer.uid == ROOT || peer.uid == self.owner;
         if !owns && right == Right::Own {
             let detail = format!(
-                "{name} refused: it runs a program with the rights of the switch; only root and \
-                 the switch's user may"
+                "{name} refused: it runs a program with the rights of the switch: only root and \
+                 the switch's user may do this"
             );
             return Err(Problem::new(403, detail, "run this as root or the switch's user"));
         }

@@ -44,7 +44,7 @@ fn limit_heaps() {
 
 /// Starts the process that starts programs for this one, and has threads confined.
 fn confine(options: &Options) -> Result<(), RunError> {
-    super::starter::start()?;
+    super::helper::start()?;
     ::os::enable_confinement(options.sandbox).map_err(PoolError::from)?;
     match options.sandbox {
         Sandbox::On => {}

@@ -157,7 +157,7 @@ impl System {
             "workers": self.workers(),
             "locks": {
                 "fdb": self.fdb.contended(),
-                "homes": self.pool.homes_contended(),
+                "assignments": self.pool.assignments_contended(),
             },
         })
     }

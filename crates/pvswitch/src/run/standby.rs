@@ -1,4 +1,4 @@
-//! Two uplinks as active and stand-by ([0039](../../../../docs/design/0039-standby.md)).
+//! Two uplinks as active and standby ([0039](../../../../docs/design/0039-standby.md)).
 //!
 //! ```text
 //!   interfaces: RTNLGRP_LINK wakes ─▶ flags ─▶ Pair::choose ─▶ one stops ─▶ workers pass a gate
@@ -29,7 +29,7 @@ use crate::spec::{Kind, PortSpec};
 const NO_CARRIER: &str = "the interface has no carrier";
 /// Longest time for workers to end their rounds.
 const FREEZE_MAX: Duration = Duration::from_millis(100);
-/// Time for which no port of a pair carries frames when one takes the place of the other. What
+/// Time for which no port of a pair carries frames when one takes over from the other. What
 /// left by the one, or came to both, has come back or is dropped by then: it would be received
 /// twice, and addresses of guests would be learned at the uplink. Shorter losses of carrier pass.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -84,7 +84,7 @@ impl Pair {
 /// All pairs.
 #[derive(Default)]
 pub(super) struct Standbys {
-    /// By name of the stand-by port.
+    /// By name of the standby port.
     pairs: BTreeMap<String, Pair>,
     /// Interfaces of ports, by network namespace.
     watches: BTreeMap<Option<String>, LinkWatch>,
@@ -96,11 +96,11 @@ pub(super) struct Standbys {
     next_at: Option<Instant>,
 }
 
-/// Names of the ports of a pair: the preferred one, and its stand-by.
+/// Names of the ports of a pair: the preferred one, and its standby.
 type Names = [String; 2];
 
 impl System {
-    /// Pairs whose stand-by port exists.
+    /// Pairs whose standby port exists.
     fn pairs(&self) -> Vec<Names> {
         let pair = |state: &PortState| {
             Some([state.spec.tuning.standby.of.clone()?, state.spec.name.clone()])
@@ -150,7 +150,7 @@ impl System {
             if standby.of.as_deref() == Some(active) {
                 standby.of = None;
                 let name = &state.spec.name;
-                tracing::info!(port = name, "no longer stand-by: port '{active}' was removed");
+                tracing::info!(port = name, "no longer a standby: port '{active}' was removed");
             }
         }
     }
@@ -218,7 +218,7 @@ impl System {
             match watched {
                 Ok(watch) => _ = self.standbys.watches.insert(netns, watch),
                 Err(error) => tracing::error!(
-                    "stand-by ports: {error}: a lost carrier is noticed with the next event only"
+                    "standby ports: {error}: a lost carrier is noticed only at the next event"
                 ),
             }
         }
@@ -312,7 +312,7 @@ impl System {
             let [why, why_standby] = names.each_ref().map(|name| self.why_not(name));
             tracing::error!(
                 port = preferred,
-                "down: {why}; and so is its stand-by port '{standby}': {why_standby}"
+                "down: {why}; and so is its standby port '{standby}': {why_standby}"
             );
         }
     }
@@ -327,7 +327,7 @@ impl System {
         self.start_carrying(&port);
         self.announce_out_of(&port, ids);
         match last {
-            // At the start, the preferred one is not in the place of the other.
+            // At the start, the preferred port takes over from no other one.
             None if side == Side::Preferred => return,
             Some(last) if last == side => {
                 tracing::info!(port, "carries the frames again");
@@ -340,10 +340,10 @@ impl System {
             Side::Standby => self.why_not(&other),
         };
         if let Some(state) = self.ports.get_mut(&port) {
-            state.takeovers += 1;
+            state.failovers += 1;
         }
-        tracing::warn!(port, "carries the frames in place of port '{other}': {cause}");
-        self.publish(event::Event::TakeOver { port, from: other, cause });
+        tracing::warn!(port, "took over from port '{other}': {cause}");
+        self.publish(event::Event::Failover { port, from: other, cause });
     }
 
     /// Why a port does not work.
@@ -358,7 +358,7 @@ impl System {
     /// active then, and a flood must not leave by both.
     fn wait_for_workers(&self) {
         if self.pool.freeze(FREEZE_MAX).is_none() {
-            tracing::warn!("stand-by ports: a worker did not end its round in {FREEZE_MAX:?}");
+            tracing::warn!("standby ports: a worker did not end its round in {FREEZE_MAX:?}");
         }
     }
 
@@ -466,7 +466,7 @@ impl System {
             "other": other,
             "preferred": preferred,
             "carries": !state.blocked,
-            "takeovers": state.takeovers,
+            "failovers": state.failovers,
         }))
     }
 
@@ -486,7 +486,7 @@ fn report(state: &PortState, done: std::io::Result<()>) {
         && state.failure.as_deref() != Some(REMOVED)
     {
         let port = &state.spec.name;
-        tracing::error!(port, "stand-by: cannot block or unblock its sockets: {error}");
+        tracing::error!(port, "standby: cannot block or unblock its sockets: {error}");
     }
 }
 

@@ -274,7 +274,7 @@ impl System {
         Ok(())
     }
 
-    /// Goes on where the other process stopped. Workers are frozen.
+    /// Continues where the other process stopped. Workers are frozen.
     pub(super) fn resume_stream(&mut self, name: &str, handed: &StreamHanded, bytes: &[u8]) {
         let resumed = match (part(handed.unread, bytes), part(handed.unsent, bytes)) {
             _ if handed.ended => Err("it had ended".into()),

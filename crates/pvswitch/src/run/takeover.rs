@@ -68,7 +68,7 @@ pub(super) enum Source {
 pub(super) struct Left {
     /// Counters and addresses as they were at most a second before.
     pub(super) handed: Handed,
-    /// Ids of ports whose connections cannot go on, and why.
+    /// Ids of ports whose connections cannot continue, and why.
     pub(super) lost: BTreeMap<u16, &'static str>,
     /// Ids of ports that it was serving when it panicked, and for how long they are held down.
     pub(super) panicked: BTreeMap<u16, Duration>,
@@ -96,7 +96,7 @@ pub(super) struct Inherited {
     pub(super) keep: Option<(StoreState, Option<OwnedFd>)>,
     /// Key of the flow hash.
     pub(super) flow_key: Option<u64>,
-    /// Descriptors by name that the starter of this process, or of the first before it, passed.
+    /// Descriptors by name that the parent of this process, or of the first before it, passed.
     pub(super) activated: Vec<(String, OwnedFd)>,
 }
 
@@ -256,7 +256,7 @@ fn listener(state: &ListenerState, fds: &mut Descriptors) -> Result<Listener, Im
     Ok(Listener::adopt(fds.take(state.fd)?, &state.path, state.made))
 }
 
-/// Receives what the other process hands over, and waits until this one may go on.
+/// Receives what the other process hands over, and waits until this one may continue.
 fn wait_for_handed(socket: &OwnedFd) -> Result<Vec<u8>, RunError> {
     reply(socket, &Reply::Ready);
     let receive = |limit| {
@@ -276,7 +276,7 @@ const NOT_A_SOCKET: i32 = rustix::io::Errno::NOTSOCK.raw_os_error();
 
 fn reply(socket: &OwnedFd, reply: &Reply) {
     let end = Instant::now() + GO_MAX;
-    // If the other process does not read it, it goes on.
+    // If the other process does not read it, it continues.
     let _ = send_state(socket.as_fd(), VERSION, &encode(reply, &[]), &[], end);
 }
 
@@ -390,7 +390,7 @@ impl System {
             match prepared {
                 Ok(mut prepared) => {
                     prepared.state.faults = port.faults;
-                    prepared.state.takeovers = port.takeovers;
+                    prepared.state.failovers = port.failovers;
                     prepared.state.interface_losses = port.interface_losses;
                     served.append(&mut prepared.served);
                     all.push(prepared);
@@ -429,7 +429,7 @@ impl System {
             }
             match (&port.xen, left.and_then(|left| left.lost.get(&port.id))) {
                 (Some(_), Some(why)) => {
-                    tracing::warn!(port = port.name, "its vif is set up anew: {why}");
+                    tracing::warn!(port = port.name, "its vif is set up again: {why}");
                 }
                 (Some(offer), None) => self.adopt_vif(&port.name, offer),
                 (None, _) => {}

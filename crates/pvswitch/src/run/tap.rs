@@ -24,7 +24,7 @@ use crate::worker::Served;
 pub(super) const REMOVED: &str = "the interface was removed";
 pub(super) const DOWN: &str = "the interface is down";
 /// What to do then, of ports that do not make their interface.
-const MAKE_AGAIN: &str = "make it again, and the port is opened again";
+const MAKE_AGAIN: &str = "create it again, and the port reopens";
 const TAP_REMOVED: &str = "the TAP interface was removed";
 /// Time between checks whether an interface is up again.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -134,7 +134,7 @@ impl System {
             let remedy = match &state.wired {
                 Some(_) => "detach and attach its vif (xl network-detach, network-attach)",
                 None if is_watched => MAKE_AGAIN,
-                None => "make it again, then remove and add the port (ctl del-port, add-port)",
+                None => "create it again, then remove and add the port (ctl del-port, add-port)",
             };
             tracing::error!(port = name, "down: {why}: {remedy}");
         }
@@ -239,7 +239,7 @@ impl System {
                 if state.failure.as_ref() != Some(&error) {
                     tracing::error!(
                         port = name,
-                        "its interface exists, and cannot be opened: {error}"
+                        "its interface exists, but cannot be opened: {error}"
                     );
                     state.failure = Some(error);
                 }
@@ -248,7 +248,7 @@ impl System {
         };
         if let Some(old) = self.ports.get(name) {
             let new = &mut prepared.state;
-            (new.interface_losses, new.takeovers) = (old.interface_losses, old.takeovers);
+            (new.interface_losses, new.failovers) = (old.interface_losses, old.failovers);
             for (new, old) in new.ingress.iter().zip(&old.ingress) {
                 old.stats.all().for_each(|(name, value)| _ = new.stats.restore(name, value));
             }
@@ -260,7 +260,7 @@ impl System {
         self.install(vec![prepared]);
         self.set_statics(&self.config);
         self.touch(name);
-        tracing::info!(port = name, "its interface exists: opened");
+        tracing::info!(port = name, "its interface exists now: opened");
     }
 
     /// Counts frames that the kernel dropped since the last call, because sockets were full.

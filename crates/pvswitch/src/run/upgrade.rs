@@ -59,7 +59,7 @@ impl Drop for Next {
     }
 }
 
-/// The command that starts the next version, for the starter.
+/// The command that starts the next version, for the helper.
 pub(super) fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--takeover"]);
@@ -68,7 +68,7 @@ pub(super) fn command(program: &str) -> Command {
     command
 }
 
-/// Name of the next version at the starter.
+/// Name of the next version at the helper.
 pub(super) const NEXT: &str = "next";
 
 impl Next {
@@ -89,7 +89,7 @@ impl Next {
         sent.map_err(|error| failed(&self.program, &error))
     }
 
-    /// Waits until it can go on.
+    /// Waits until it can continue.
     fn ready(&mut self, limit: Duration) -> Result<(), RunError> {
         let end = Instant::now() + limit;
         loop {
@@ -316,7 +316,7 @@ pub(super) fn port_offer<'a>(
 ) -> PortOffer {
     let mut offer =
         PortOffer { faults: state.faults, drain: state.drain() != Drain::Off, ..bare(state) };
-    (offer.blocked, offer.takeovers) = (state.blocked, state.takeovers);
+    (offer.blocked, offer.failovers) = (state.blocked, state.failovers);
     offer.interface_losses = state.interface_losses;
     if let Some(end) = state.attach.endpoint() {
         offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
@@ -336,7 +336,7 @@ pub(super) fn port_offer<'a>(
             offer.tap = Some((queues.collect(), tap.created));
             offer.wired.clone_from(&state.wired);
         }
-        // After a kill nobody knows which chunks are free: they are opened anew.
+        // After a kill nobody knows which chunks are free: they are opened again.
         Attach::Xdp(xdp) => offer.xdp = parts.then(|| xdp.offer(fds)),
         Attach::Xen(port) => offer.xen = xen::offer(buses, port, fds),
         Attach::Missing(_) | Attach::Null => {}

@@ -5,7 +5,7 @@
 //!   adopt     reads xenstore, maps rings: the other process still serves them
 //!   handed    positions of rings
 //!   resume    serves them
-//!   settle    starts vifs anew that could not be adopted: the first writes to xenstore
+//!   settle    restarts vifs that could not be adopted: the first writes to xenstore
 //! ```
 
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ pub(super) fn offer<'a>(
     Some(XenOffer { found, vif: vif.export(), rings, local })
 }
 
-/// Where another process goes on with a port's rings.
+/// Where another process continues with a port's rings.
 pub(super) fn positions(
     xen: &BTreeMap<Hypervisor, XenBus>,
     port: &XenPort,
@@ -147,7 +147,7 @@ impl System {
         }
     }
 
-    /// Has front ends go on whose changes are kept.
+    /// Has front ends continue whose changes are kept.
     pub(super) fn confirm_local(&mut self) {
         for bus in self.xen.values_mut() {
             if std::mem::take(&mut bus.changed) {
@@ -183,16 +183,16 @@ impl System {
         self.xen_auto.as_ref().map(|auto| found_spec(auto, vif))
     }
 
-    /// Follows a vif from the state of another process. One that cannot is set up anew later.
+    /// Follows a vif from the state of another process. One that cannot is set up again later.
     pub(super) fn adopt_vif(&mut self, name: &str, offer: &XenOffer) {
         let Some(port) = self.ports.get_mut(name) else { return };
         let Attach::Xen(port) = &mut port.attach else { return };
         port.found = offer.found.is_some();
         let Some(bus) = self.xen.get_mut(&port.of) else { return };
         let Some(handshake) = &mut port.handshake else { return };
-        match handshake.adopt(&mut bus.home, &offer.vif) {
+        match handshake.adopt(&mut bus.store, &offer.vif) {
             Ok(()) => port.adopted = true,
-            Err(why) => tracing::warn!(port = name, "vif {} is set up anew: {why}", port.id),
+            Err(why) => tracing::warn!(port = name, "vif {} is set up again: {why}", port.id),
         }
     }
 
@@ -206,7 +206,7 @@ impl System {
         let Some(bus) = self.xen.get_mut(&port.of) else { return };
         let Some(mut handshake) = port.handshake.take() else { return };
         if let Err(why) = handshake.resume(at) {
-            tracing::warn!(port = name, "vif {} is set up anew: {why}", port.id);
+            tracing::warn!(port = name, "vif {} is set up again: {why}", port.id);
             port.handshake = Some(handshake);
             return;
         }
@@ -230,7 +230,7 @@ impl System {
         for of in self.xen.keys().cloned().collect::<Vec<_>>() {
             let Some(bus) = self.xen.get_mut(&of) else { continue };
             let done = match self.xen_auto.is_some() && of == Hypervisor::Xen {
-                true => bus.bus.set_auto(&mut bus.home),
+                true => bus.bus.set_auto(&mut bus.store),
                 false => Ok(()),
             };
             self.finish_bus(&of, done);

@@ -55,7 +55,7 @@ pub(super) struct XdpOffer {
     generic: bool,
 }
 
-/// What another process needs to go on with a queue.
+/// What another process needs to continue with a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct XdpQueueHanded {
     /// Free chunks.
@@ -121,7 +121,7 @@ impl XdpPort {
         handed.collect()
     }
 
-    /// Goes on where another process stopped. Workers are frozen.
+    /// Continues where another process stopped. Workers are frozen.
     pub(super) fn resume(&self, handed: &[XdpQueueHanded]) {
         // After a kill the sockets are new.
         if self.is_adopted {

@@ -14,8 +14,8 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::schedule::token;
 use switch::tuning::Tuning;
-use xen_netif::back::VifState;
-use xen_netif::back::{Bus, Failure, Handshake, Home, Interface, Queues, Socket, Tree, VifId};
+use xen_netif::back::{Bus, DomainStore, Failure, Handshake, Interface, Queues, Socket, Tree};
+use xen_netif::back::{VifId, VifState};
 use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
@@ -62,7 +62,7 @@ pub(super) struct XenBus {
     pub(super) changed: bool,
     /// Its state for another process, while it is handed over.
     pub(super) exported: Option<(BackState, Vec<Arc<OwnedFd>>)>,
-    pub(super) home: Home,
+    pub(super) store: DomainStore,
     pub(super) bus: Bus<Socket<VifQueues>>,
     pub(super) reconnect: Reconnect,
 }
@@ -157,7 +157,7 @@ impl XenBus {
     /// Time of its next action without an event.
     fn due(&self) -> Option<Instant> {
         // Without xenstore, vifs cannot change.
-        let vifs = if self.home.is_gone() { None } else { self.bus.due() };
+        let vifs = if self.store.is_gone() { None } else { self.bus.due() };
         self.reconnect.due().into_iter().chain(vifs).min()
     }
 }
@@ -174,7 +174,7 @@ impl System {
         self.open_auto(spec)?;
         self.xen_auto = Some(spec.clone());
         let bus = self.xen.get_mut(&Hypervisor::Xen).expect("opened above");
-        let done = bus.bus.set_auto(&mut bus.home);
+        let done = bus.bus.set_auto(&mut bus.store);
         self.finish_bus(&Hypervisor::Xen, done);
         Ok(())
     }
@@ -190,7 +190,7 @@ impl System {
     pub(super) fn del_xen_auto(&mut self, name: &str) -> Option<usize> {
         self.xen_auto.take_if(|spec| spec.name == name)?;
         if let Some(bus) = self.xen.get_mut(&Hypervisor::Xen) {
-            bus.bus.unset_auto(&mut bus.home);
+            bus.bus.unset_auto(&mut bus.store);
         }
         let found = self.found();
         for name in &found {
@@ -282,7 +282,7 @@ impl System {
         let (of, id) = (xen.of.clone(), xen.id);
         let Some(handshake) = xen.handshake.take() else { return };
         let Some(bus) = self.xen.get_mut(&of) else { return };
-        let done = bus.bus.add(&mut bus.home, id, *handshake, Instant::now());
+        let done = bus.bus.add(&mut bus.store, id, *handshake, Instant::now());
         self.finish_bus(&of, done);
     }
 
@@ -290,16 +290,16 @@ impl System {
     pub(super) fn poll_vif(&mut self, name: &str) {
         let Some(xen) = self.xen_port(name) else { return };
         let (of, id) = (xen.of.clone(), xen.id);
-        let Some(XenBus { bus, home, .. }) = self.xen.get_mut(&of) else { return };
+        let Some(XenBus { bus, store, .. }) = self.xen.get_mut(&of) else { return };
         let Some(vif) = bus.vif(id) else { return };
-        let done = vif.poll(home, Instant::now());
+        let done = vif.poll(store, Instant::now());
         self.finish_bus(&of, done);
     }
 
     /// Stops serving a port's vif; its front end's state is left for the next back end.
     pub(super) fn del_xen(&mut self, name: &str, port: XenPort, leaving: &Leaving) {
         if let Some(bus) = self.xen.get_mut(&port.of) {
-            bus.bus.remove(&mut bus.home, port.id);
+            bus.bus.remove(&mut bus.store, port.id);
         }
         if let Some(fd) = port.control {
             self.unwatch(fd.as_fd(), &Event::XenControl(name.into()));
@@ -313,7 +313,7 @@ impl System {
     /// Closes a hypervisor without ports.
     pub(super) fn close_bus(&mut self, of: &Hypervisor) {
         if let Some(bus) = self.xen.remove(of) {
-            let store = bus.reconnect.probe().unwrap_or(bus.home.as_fd());
+            let store = bus.reconnect.probe().unwrap_or(bus.store.as_fd());
             self.unwatch(store, &Event::Xenstore(of.clone()));
             if let Some(changed) = bus.local.as_ref().and_then(|local| local.changed()) {
                 self.unwatch(changed, &Event::LocalGuest(of.clone()));
@@ -364,15 +364,15 @@ impl System {
             None => open_host().map_err(error)?,
         };
         // This wait is longer than later ones: failing ends the start, or the operator's command.
-        let home = Home::new(host.store().map_err(HostError::from).map_err(error)?);
-        let home = home.map_err(HostError::from).map_err(error)?;
-        home.set_reply_wait(REPLY_WAIT);
+        let store = DomainStore::new(host.store().map_err(HostError::from).map_err(error)?);
+        let store = store.map_err(HostError::from).map_err(error)?;
+        store.set_reply_wait(REPLY_WAIT);
         let mut bus = XenBus {
             host,
             local,
             changed: false,
             exported: None,
-            home,
+            store,
             bus: Bus::default(),
             reconnect: Reconnect::default(),
         };
@@ -381,9 +381,9 @@ impl System {
                 bus.set_tap_memory(queues);
             }
         }
-        let done = bus.bus.start(&mut bus.home, Instant::now());
+        let done = bus.bus.start(&mut bus.store, Instant::now());
         self.xen.insert(of.clone(), bus);
-        self.watch_home(of)?;
+        self.watch_store(of)?;
         self.keep_local(of, spec)?;
         self.finish_bus(of, done);
         Ok(())
@@ -392,7 +392,7 @@ impl System {
     /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
     pub(super) fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
-            (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.home, Instant::now()),
+            (Ok(()), Some(bus)) => bus.bus.take_found(&mut bus.store, Instant::now()),
             (Err(failure), _) => Err(failure),
             (Ok(()), None) => return,
         };
@@ -400,7 +400,7 @@ impl System {
             Ok(found) => {
                 if let Some(bus) = self.xen.get(of) {
                     // Only failures are followed by a rest.
-                    bus.home.take_spent();
+                    bus.store.take_spent();
                 }
                 found.into_iter().for_each(|id| self.add_found(id));
             }
@@ -546,7 +546,7 @@ impl System {
         if vif.status().queues > 0 {
             log.warn(format_args!("stopped: its guest violated the protocol: {why}"));
         }
-        let done = vif.fault(&mut bus.home, why, Instant::now());
+        let done = vif.fault(&mut bus.store, why, Instant::now());
         self.finish_bus(&of, done);
         if let Some(state) = self.ports.get(name) {
             state.port.end_epoch();
@@ -577,7 +577,7 @@ impl System {
             if due(bus.reconnect.due()) {
                 self.retry_xenstore(&of);
             } else {
-                let done = bus.bus.tick(&mut bus.home, now);
+                let done = bus.bus.tick(&mut bus.store, now);
                 self.finish_bus(&of, done);
             }
         }

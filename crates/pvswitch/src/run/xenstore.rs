@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use os::Backoff;
-use xen_netif::back::{Failure, Home, Tree};
+use xen_netif::back::{Failure, DomainStore, Tree};
 use xen_netif::store::{Store, StoreError};
 
 use super::endpoint::jitter;
@@ -85,9 +85,9 @@ impl System {
         if bus.reconnect.probe.is_some() {
             return self.read_probe(of);
         }
-        let done = bus.home.events().and_then(|tokens| {
+        let done = bus.store.events().and_then(|tokens| {
             let tokens = tokens.iter().map(String::as_str);
-            bus.bus.on_events(&mut bus.home, tokens, Instant::now())
+            bus.bus.on_events(&mut bus.store, tokens, Instant::now())
         });
         self.finish_bus(of, done);
     }
@@ -95,18 +95,18 @@ impl System {
     /// Schedules a reconnect. Connected vifs keep their rings and continue.
     pub(super) fn lose_xenstore(&mut self, of: &Hypervisor, failure: &Failure) {
         let Some(bus) = self.xen.get_mut(of) else { return };
-        if bus.home.is_gone() && bus.reconnect.at.is_some() {
+        if bus.store.is_gone() && bus.reconnect.at.is_some() {
             return;
         }
-        let took = bus.home.take_spent();
+        let took = bus.store.take_spent();
         bus.reconnect.retry_after(took, Instant::now());
         if bus.reconnect.trouble.as_ref() != Some(failure) {
             tracing::warn!("{failure}; connected vifs continue, retrying");
             bus.reconnect.trouble = Some(failure.clone());
         }
-        if bus.home.is_gone() {
+        if bus.store.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
-            let _ = epoll.remove(xen[of].home.as_fd());
+            let _ = epoll.remove(xen[of].store.as_fd());
             tokens.retain(|_, what| *what != Event::Xenstore(of.clone()));
         }
     }
@@ -115,7 +115,7 @@ impl System {
     pub(super) fn retry_xenstore(&mut self, of: &Hypervisor) {
         self.drop_probe(of);
         let Some(bus) = self.xen.get_mut(of) else { return };
-        if !bus.home.is_gone() {
+        if !bus.store.is_gone() {
             return self.restart_bus(of);
         }
         let now = Instant::now();
@@ -150,18 +150,18 @@ impl System {
         let begun = Instant::now();
         let opened = replied.and_then(|()| {
             store.set_reply_wait(REPLY_WAIT);
-            Home::new(store)
+            DomainStore::new(store)
         });
         match opened {
-            Ok(home) => self.replace_home(of, home),
+            Ok(store) => self.replace_store(of, store),
             Err(error) => self.fail_probe(of, &error, begun.elapsed()),
         }
     }
 
-    fn replace_home(&mut self, of: &Hypervisor, home: Home) {
+    fn replace_store(&mut self, of: &Hypervisor, store: DomainStore) {
         let Some(bus) = self.xen.get_mut(of) else { return };
-        bus.home = home;
-        if let Err(error) = self.watch_home(of) {
+        bus.store = store;
+        if let Err(error) = self.watch_store(of) {
             tracing::error!("xenstore: {error}");
         }
         tracing::info!("xenstore: reconnected");
@@ -179,7 +179,7 @@ impl System {
     fn restart_bus(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
         bus.reconnect.at = None;
-        let done = bus.bus.start(&mut bus.home, Instant::now());
+        let done = bus.bus.start(&mut bus.store, Instant::now());
         if done.is_ok() {
             bus.reconnect.backoff.reset();
             bus.reconnect.trouble = None;
@@ -193,9 +193,9 @@ impl System {
         Some(store)
     }
 
-    pub(super) fn watch_home(&mut self, of: &Hypervisor) -> Result<(), RunError> {
+    pub(super) fn watch_store(&mut self, of: &Hypervisor) -> Result<(), RunError> {
         let Self { epoll, tokens, next_token, xen, .. } = self;
-        let fd = xen[of].home.as_fd();
+        let fd = xen[of].store.as_fd();
         super::watch(epoll, tokens, next_token, fd, Event::Xenstore(of.clone())).map(drop)
     }
 }

@@ -64,11 +64,12 @@ fn permissions_of_sockets_do_not_depend_on_the_umask() {
     let none = of(",socket-group=pvs-none").unwrap_err();
     assert!(none.contains("socket-group=pvs-none: this machine has no such group"), "{none}");
     let client = error_of_client("socket-group=kvm");
-    assert!(client.contains("socket-group: with mode=client the peer makes"), "{client}");
+    assert!(client.contains("socket-group: with mode=client the peer creates"), "{client}");
     assert!(error_of_client("socket-mode=0660").contains("socket-mode: with mode=client"));
     assert!(error("a=vhost-user:/a,socket-mode=0060").contains("socket-mode=0060: use perm"));
     assert!(
-        error("a=tap:t0,socket-mode=0660").contains("but of vhost-user, stream, dgram, xen-local;")
+        error("a=tap:t0,socket-mode=0660")
+            .contains("belongs to vhost-user, stream, dgram, xen-local,")
     );
 }
 
@@ -128,7 +129,7 @@ fn invalid_limits_are_rejected_with_the_valid_range() {
 fn errors_say_what_is_wrong_and_what_to_do() {
     assert!(error("vhost-user:/tmp/a").contains("NAME=KIND:ARG"));
     assert!(error("a=vhost-usr:/tmp/a").contains("did you mean 'vhost-user'?"));
-    assert!(error("a=pcap:x").contains("not in this version"));
+    assert!(error("a=pcap:x").contains("not supported by this version"));
     assert!(error("a=xen:1").contains("use xen:DOMID/DEVID"));
     assert!(error("a=xen:65536/0").contains("use xen:DOMID/DEVID"));
     assert!(error("a=xen-local:").contains("use xen-local:DIR"));
@@ -149,12 +150,12 @@ fn errors_say_what_is_wrong_and_what_to_do() {
     let other = error("a=null,netns=blue");
     assert!(
         other.contains(
-            "option 'netns' is not one of kind null but of tap, af-packet, af-xdp; known: "
+            "option 'netns' belongs to tap, af-packet, af-xdp, not to kind null; known: "
         ),
         "{other}"
     );
     let others = error("a=tap:t0,without=CSUM");
-    assert!(others.contains("kind tap but of vhost-user, xen, xen-local;"), "{others}");
+    assert!(others.contains("belongs to vhost-user, xen, xen-local, not to kind tap;"), "{others}");
     assert!(error("a=null,weight=0").contains("use 1 to 100"));
     assert!(error("a=null,poll=evnt").contains("use one of event"));
     let feature = error("a=vhost-user:/tmp/a,without=event-id");

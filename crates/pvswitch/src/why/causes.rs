@@ -60,7 +60,7 @@ const SIZES: &str = "use the same MTU everywhere; with long frames the guest nee
 const FROM: [Cause; 31] = [
     cause(
         "drops_not_read",
-        "came to its interface faster than they were read, and the kernel dropped them",
+        "arrived at its interface faster than they were read; the kernel dropped them",
         "add --workers and queues=; a switch without CAP_NET_ADMIN: raise net.core.rmem_max",
     ),
     cause("drops_runt", "are shorter than their headers", BROKEN),
@@ -77,7 +77,7 @@ const FROM: [Cause; 31] = [
         "after memory hot-plug: restart the guest; otherwise its driver is broken or hostile",
     ),
     cause("drops_bad_grant", "are in pages that could not be read", BROKEN),
-    cause("drops_no_room", "found their receiver full", FULL),
+    cause("drops_no_room", "found their receiver's queue full", FULL),
     cause(
         "drops_down",
         "were sent while the toolstack had set the link down",
@@ -144,16 +144,20 @@ const FROM: [Cause; 31] = [
         "are of a VLAN that this port or their destination does not carry",
         "compare vlan=, trunk= and native= (`pvswitch ctl show`) with the guest's VLANs",
     ),
-    normal("drops_link_local", "are spanning tree, LLDP and similar", "none: bridges drop them"),
+    normal(
+        "drops_link_local",
+        "are spanning tree, LLDP and similar",
+        "nothing to do: bridges drop them",
+    ),
     cause("drops_bad_gso", "need segmentation, but have invalid headers", BROKEN),
     cause(
         "drops_made_limit",
-        "are copies of floods beyond the bound of a burst",
+        "are copies of flooded frames beyond the limit of a burst",
         "check why the destination is unknown (`pvswitch ctl fdb`)",
     ),
     cause(
         "drops_flood_limit",
-        "are copies of floods beyond the port's limit-flood-copies",
+        "are copies of flooded frames beyond the port's limit-flood-copies",
         "add a static address for a receiver that never sends; look for a loop",
     ),
     cause("drops_storm_broadcast", "are broadcasts beyond storm= of the port", STORM),
@@ -172,10 +176,10 @@ const TO: [Cause; 17] = [
         "from other ports were held for 200 ms, and found no receive buffer",
         "the guest takes almost no frames: check that its driver runs and that it gets CPU time",
     ),
-    cause("lost_slow", "from other ports met absent pages in its receive buffers", ABSENT),
+    cause("lost_slow", "from other ports hit absent pages in its receive buffers", ABSENT),
     cause(
         "drops_slow",
-        "are copies of floods that met absent pages in its receive buffers",
+        "are copies of flooded frames that hit absent pages in its receive buffers",
         ABSENT,
     ),
     cause("drops_too_long", "are longer than its MTU, or than all its receive buffers", SIZES),
@@ -185,22 +189,22 @@ const TO: [Cause; 17] = [
     normal(
         "drops_filtered",
         "are multicast for groups that the guest did not join",
-        "none, unless it should have joined",
+        "nothing to do, unless it should have joined",
     ),
     cause(
         "drops_down",
         "arrived while its queue was stopped, or its interface down",
         "normal at boot; a TAP: `ip link set IFNAME up`",
     ),
-    cause("drops_no_room", "are copies of floods for which there was no room", FULL),
+    cause("drops_no_room", "are copies of flooded frames for which there was no room", FULL),
     cause(
         "drops_aged",
-        "are copies of floods that were held for 200 ms without a receive buffer",
+        "are copies of flooded frames that were held for 200 ms without a receive buffer",
         FULL,
     ),
     cause(
         "drops_bad_gso",
-        "are copies of floods to be segmented, with invalid headers",
+        "are copies of flooded frames to be segmented, with invalid headers",
         "the driver of a sender is broken or hostile: `pvswitch capture` shows which",
     ),
     normal("drops_held_down", "were held when the guest disconnected", "none"),

@@ -136,7 +136,7 @@ fn names(ports: &[&Value]) -> String {
     all.join(", ")
 }
 
-/// All findings on the port of this name, those that explain most first.
+/// All findings on the port of this name, the most significant first.
 pub fn all(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     let port = seen.port(name);
     let mut all = link(port);
@@ -154,7 +154,7 @@ pub fn all(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     if all.iter().all(|finding| finding.rank == Rank::Note) {
         let is_elsewhere = all.iter().any(|finding| finding.cause == ELSEWHERE);
         let at = if is_elsewhere { "port" } else { "switch" };
-        let what = format!("nothing at this {at} prevents frames from it, or to it");
+        let what = format!("nothing at this {at} blocks frames from it or to it");
         let remedy = format!("see the frames themselves: `pvswitch capture {name} -w FILE`");
         all.push(Finding::new(Rank::Note, "none", what, remedy));
     }
@@ -236,7 +236,8 @@ fn link(port: &Value) -> Vec<Finding> {
             one(
                 "standby",
                 format!("port {other} carries the frames of their pair"),
-                format!("nothing, unless port {other} passes none: pvswitch ctl why {other}"),
+                format!("nothing to do, unless port {other} passes no frames: pvswitch ctl why \
+                         {other}"),
             )
         }
         "up" => some_queues(port).into_iter().collect(),
@@ -441,15 +442,15 @@ fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
     if limit > 0 && used >= limit {
         let what = format!("{used} addresses were learned from it, which is its limit");
         let remedy = "frames for others are flooded; raise addresses_per_port if the guest is a \
-                      bridge, otherwise it floods the table";
+                      bridge, otherwise it floods the FDB";
         all.push(Finding::new(Limited, "addresses_limit", what, remedy));
     }
     let table = &seen.show.value["fdb"];
     let (used, capacity) =
         (number(&table["learned"]) + number(&table["static"]), number(&table["capacity"]));
     if capacity > 0 && used >= capacity {
-        let what = format!("the table of addresses is full: {used} of {capacity}");
-        let remedy = "find the port with most addresses: `pvswitch ctl show`";
+        let what = format!("the FDB is full: {used} of {capacity} entries");
+        let remedy = "find the port with the most addresses: `pvswitch ctl show`";
         all.push(Finding::new(Limited, "fdb_full", what, remedy));
     }
     all

@@ -106,15 +106,15 @@ impl Commands {
 pub struct Io {
     pub(super) ingress: Arc<Mutex<dyn Ingress>>,
     pub(super) kick: Option<KickFd>,
-    /// [`Home::generation`](schedule::Home::generation).
+    /// [`Assignment::generation`](schedule::Assignment::generation).
     pub generation: u64,
 }
 
-/// A queue that has a home.
+/// A queue that is assigned to a worker.
 pub type Placed = schedule::Served<Io>;
 
 impl Served {
-    /// The same with a home of this [generation](schedule::Home::generation).
+    /// The same with an assignment of this [generation](schedule::Assignment::generation).
     pub fn placed(self, generation: u64) -> Placed {
         let Self { token, source, ingress, kick, notifies } = self;
         Placed { token, source, notifies, of: Io { ingress, kick, generation } }

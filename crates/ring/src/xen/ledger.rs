@@ -99,7 +99,7 @@ impl Ledger {
     }
 
     /// Ends the burst of a killed back half, and returns where the ring in `page`, of slots of
-    /// `slot_len` bytes, goes on; `None`: this is not its ledger.
+    /// `slot_len` bytes, continues; `None`: this is not its ledger.
     pub fn recover(&self, page: Area, slot_len: usize) -> Option<u32> {
         let page = Page::new(page, slot_len)?;
         if self.0.sync_load_u32(SIZE, Ordering::Acquire) != page.size {

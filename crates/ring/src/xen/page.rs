@@ -179,7 +179,7 @@ impl Back {
         self.ledger = Some(ledger);
     }
 
-    /// The published `rsp_prod`: where the next back half goes on. All requests taken have been
+    /// The published `rsp_prod`: where the next back half continues. All requests taken have been
     /// answered and published.
     pub(super) fn position(&self) -> u32 {
         debug_assert!(self.req_cons == self.rsp_published, "requests are held between bursts");

@@ -51,7 +51,7 @@ impl Gate {
 pub struct Frozen(Arc<Gate>);
 
 impl Frozen {
-    /// Waits until `workers` are at the gate; `None`: not within `limit`, and they go on.
+    /// Waits until `workers` are at the gate; `None`: not within `limit`, and they continue.
     pub fn wait(gate: Arc<Gate>, workers: usize, limit: Duration) -> Option<Self> {
         let frozen = Self(gate);
         frozen.0.has(workers, limit).then_some(frozen)

@@ -133,12 +133,12 @@ fn gate(workers: usize, wait: fn(Arc<Gate>, usize) -> Option<Frozen>) {
 }
 
 #[test]
-fn no_worker_is_in_a_round_while_all_are_frozen_and_all_go_on() {
+fn no_worker_is_in_a_round_while_all_are_frozen_and_all_continue() {
     gate(2, |gate, workers| Frozen::wait(gate, workers, Duration::from_secs(3600)));
 }
 
 #[test]
-fn workers_go_on_if_one_of_them_was_too_late() {
+fn workers_continue_if_one_of_them_was_too_late() {
     gate(2, |gate, workers| Frozen::wait(gate, workers, Duration::ZERO));
 }
 

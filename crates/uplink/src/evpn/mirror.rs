@@ -431,7 +431,7 @@ impl Mirror {
             // A dump that is refused; its end is another message.
             if error != 0 {
                 (self.fresh, self.dump) = (None, None);
-                // After an overrun the one before may go on for a moment.
+                // After an overrun the one before may continue for a moment.
                 let rest = if error == libc::EBUSY { SYNC_REST } else { RETRY };
                 self.sync_at = Some(now + rest);
             }
@@ -670,7 +670,7 @@ impl Mirror {
             let moved =
                 slot.filter(|(link, entry)| *link != at.link && (!is_inherited || entry.is_extern));
             claim.phase = if moved.is_some() { Phase::Yielded } else { Phase::Wanted };
-            // Not at once, if its entry was deleted: whoever did so may go on.
+            // Not at once, if its entry was deleted: whoever did so may continue.
             claim.after = (!is_inherited).then(|| now + LOST_REST);
             if let Some((link, _)) = moved {
                 self.yielded(&mut claim, local, now);

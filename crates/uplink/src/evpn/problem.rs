@@ -19,7 +19,7 @@ pub(super) fn find(member: &Member, links: &Links, refused: Option<i32>) -> Vec<
     };
     let Some(bridge) = links.named(name) else {
         return vec![format!(
-            "there is no bridge `{name}`: make it (ip link add {name} type bridge; ip link set \
+            "there is no bridge `{name}`: create it (ip link add {name} type bridge; ip link set \
              {name} up), or correct evpn="
         )];
     };
@@ -33,14 +33,14 @@ pub(super) fn find(member: &Member, links: &Links, refused: Option<i32>) -> Vec<
     if let Some(other) = tap.master.filter(|master| *master != bridge.index) {
         let other = links.get(other).map_or("another", |link| &link.name);
         found.push(format!(
-            "interface `{interface}` is in `{other}`, not in bridge `{name}`: take it out (ip link \
-             set {interface} nomaster), or write evpn={other}"
+            "interface `{interface}` is in `{other}`, not in bridge `{name}`: remove it from \
+             there (ip link set {interface} nomaster), or write evpn={other}"
         ));
     }
     if let (false, Vlan::Trunk { .. }) = (is_aware, vlan) {
         found.push(format!(
             "bridge `{name}` is not VLAN-aware, and the port is a trunk: addresses of tagged VLANs \
-             are not announced: make it so (ip link set {name} type bridge vlan_filtering 1), or \
+             are not announced: enable that (ip link set {name} type bridge vlan_filtering 1), or \
              use one TAP with vlan=N and one bridge for each VLAN"
         ));
     }
@@ -51,7 +51,7 @@ pub(super) fn find(member: &Member, links: &Links, refused: Option<i32>) -> Vec<
     vxlans.sort_by_key(|link| link.index);
     if vxlans.is_empty() {
         found.push(format!(
-            "bridge `{name}` has no VXLAN interface: other hosts are not reached until it has one \
+            "bridge `{name}` has no VXLAN interface: other hosts are unreachable until it has one \
              (ip link add vxlan10 type vxlan id 10 dstport 4789 local IP nolearning; ip link set \
              vxlan10 master {name} up)"
         ));
@@ -65,8 +65,8 @@ pub(super) fn find(member: &Member, links: &Links, refused: Option<i32>) -> Vec<
 /// A VXLAN interface without a tunnel, as at every start; and as long as FRR is missing.
 pub(super) fn alone(vxlan: &Link) -> String {
     format!(
-        "`{}` knows no other host yet: FRR adds them (zebra, and bgpd with advertise-all-vni), \
-         here and there",
+        "`{}` has no remote VTEP yet: FRR adds them (zebra, and bgpd with advertise-all-vni), \
+         on both hosts",
         vxlan.name
     )
 }

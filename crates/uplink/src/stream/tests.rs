@@ -158,7 +158,7 @@ fn descriptors_end_the_connection_and_are_closed_by_the_program() {
 }
 
 #[test]
-fn part_of_a_frame_goes_on_in_another_process() {
+fn part_of_a_frame_continues_in_another_process() {
     let (mut first, mut peer) = reader(&[]);
     let frames = [frame(1, 60), frame(2, 1514)];
     let bytes = frames.iter().flat_map(|f| framed(f)).collect::<Vec<_>>();
@@ -311,7 +311,7 @@ fn segments_of_a_frame_are_sent_together_or_wait_together() {
 }
 
 #[test]
-fn rest_of_a_frame_goes_on_in_another_process() {
+fn rest_of_a_frame_continues_in_another_process() {
     let (mut first, peer) = writer(&[]);
     let mut peer = Peer::new(peer);
     let frames: Vec<_> = (0..64).map(|n| frame(n, 9000)).collect();

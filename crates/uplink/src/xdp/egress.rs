@@ -93,7 +93,7 @@ impl XdpEgress {
         &self.free
     }
 
-    /// Goes on where another process stopped, whose free chunks were these.
+    /// Continues where another process stopped, whose free chunks were these.
     pub fn resume(&mut self, free: &[u32]) {
         self.tx.resync();
         self.completion.resync();

@@ -104,9 +104,9 @@ impl fmt::Display for XdpError {
                 f,
                 "no permission to load an XDP program for interface `{name}`: CAP_BPF and \
                  CAP_NET_ADMIN are required; run as root, grant them to the program (setcap \
-                 cap_bpf,cap_net_admin,cap_net_raw+ep; systemd: drop-in af-xdp.conf), have one \
-                 with these rights load and pin it (pvswitch pin-xdp) and set map=PATH, or use an \
-                 af-packet port"
+                 cap_bpf,cap_net_admin,cap_net_raw+ep; systemd: drop-in af-xdp.conf), have a \
+                 process with these capabilities load and pin it (pvswitch pin-xdp) and set \
+                 map=PATH, or use an af-packet port"
             ),
             Self::HasProgram { name } => write!(
                 f,
@@ -145,7 +145,7 @@ impl fmt::Display for XdpError {
             Self::BadMap { path, what } => write!(
                 f,
                 "map={}: {what}: name the pinned XSKMAP of the interface's XDP program (pvswitch \
-                 pin-xdp makes one)",
+                 pin-xdp creates one)",
                 path.display()
             ),
             Self::Os { what, error } => write!(f, "cannot {what}: {error}"),

@@ -39,7 +39,7 @@ impl XdpIngress {
         Self { rx, fill, umem, socket, stats }
     }
 
-    /// Goes on where another process stopped.
+    /// Continues where another process stopped.
     pub fn resume(&mut self) {
         self.rx.resync();
         self.fill.resync();

@@ -226,7 +226,8 @@ impl Backend {
             backend.set_requests(fd)?;
         }
         if let Some(at) = state.ledgers {
-            // Without it, packed rings of a killed process cannot go on; those of `ctl upgrade` do.
+            // Without it, packed rings of a killed process cannot continue; those of `ctl upgrade`
+            // do.
             backend.import_ledgers(fds.take(at)?);
         }
         if let Some(LogState { size, offset, fd, marking }) = state.log {

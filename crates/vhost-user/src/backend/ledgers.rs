@@ -45,8 +45,8 @@ impl AsFd for Ledgers {
 }
 
 impl Backend {
-    /// Writes the progress of packed rings down, so that a successor can go on if this process is
-    /// killed. To be called before any ring starts.
+    /// Writes the progress of packed rings down, so that a successor can continue if this process
+    /// is killed. To be called before any ring starts.
     #[must_use]
     pub fn with_ledgers(mut self) -> Self {
         self.keeps = true;

@@ -154,6 +154,7 @@ pub(super) fn check_kind(
     if kind == FdKind::Memory || permissions.any_memory {
         return Ok(());
     }
-    let want = "use a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs; memory=any takes any file";
+    let want =
+        "use a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs; memory=any accepts any file";
     Err(ProtocolError::FdKind { request, kind, want })
 }

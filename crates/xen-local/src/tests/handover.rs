@@ -181,7 +181,7 @@ fn socket(host: &Arc<dyn host::Back>, pair: &Pair) -> Socket<Activity> {
 }
 
 #[test]
-fn rings_go_on_at_their_positions_whatever_the_guest_writes_there() {
+fn rings_continue_at_their_positions_whatever_the_guest_writes_there() {
     let dir = dir();
     let old = Back::open(&dir, &os::Permissions::OWNER).unwrap();
     let front = Front::open(&dir).unwrap();

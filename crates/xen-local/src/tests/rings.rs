@@ -5,7 +5,7 @@ use shm::GRANT_LEN;
 use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Ingress};
 use switch::vnet::VnetHdr;
-use xen_netif::back::{Handshake as BackHalf, Home, Offer, Queues, Socket, VifId, without};
+use xen_netif::back::{DomainStore, Handshake as BackHalf, Offer, Queues, Socket, VifId, without};
 use xen_netif::front::{FrontOptions, FrontRings, Handshake, Kept, Queue, Sizes, Status};
 use xen_netif::port::Pair;
 
@@ -29,9 +29,9 @@ impl Queues for Nobody {
 /// Both halves of a vif in a directory, each with its own connection to the store.
 struct Bench {
     front: Handshake<FrontRings>,
-    front_home: Home,
+    front_store: DomainStore,
     back: BackHalf<Socket<Nobody>>,
-    back_home: Home,
+    back_store: DomainStore,
     pairs: Vec<Pair>,
     host: Arc<dyn host::Back>,
     /// Host interface of the front half, to grant other pages.
@@ -48,8 +48,8 @@ impl Bench {
         let dir = dir();
         let host = back(&dir);
         let guest = Arc::new(Front::open(&dir).unwrap());
-        let front_home = Home::new(guest.store().unwrap()).unwrap();
-        let mut back_home = Home::new(host.store().unwrap()).unwrap();
+        let front_store = DomainStore::new(guest.store().unwrap()).unwrap();
+        let mut back_store = DomainStore::new(host.store().unwrap()).unwrap();
         let (pairs, id) = ([0; 2].map(|_| Pair::new()).to_vec(), VifId { domid: 1, devid: 0 });
         let socket = Socket::new(Arc::clone(&host), id, pairs.clone(), Nobody);
         let offer = Offer {
@@ -58,18 +58,18 @@ impl Bench {
         };
         let now = Instant::now();
         let mut back = BackHalf::new(id, offer, socket, now);
-        back.start(&mut back_home, now).unwrap();
+        back.start(&mut back_store, now).unwrap();
         let rings = FrontRings::new(Arc::<Front>::clone(&guest), 0, sizes);
         let front = Handshake::new(DIR.into(), options, rings);
-        Self { front, front_home, back, back_home, pairs, host, guest, now }
+        Self { front, front_store, back, back_store, pairs, host, guest, now }
     }
 
     fn run(&mut self) -> Status {
         let mut status = Status::Waiting;
         for _ in 0..8 {
             self.now += Duration::from_secs(1);
-            status = self.front.poll(&mut self.front_home).unwrap();
-            self.back.poll(&mut self.back_home, self.now).unwrap();
+            status = self.front.poll(&mut self.front_store).unwrap();
+            self.back.poll(&mut self.back_store, self.now).unwrap();
         }
         status
     }
@@ -226,7 +226,7 @@ fn a_restarted_back_end_stops_the_taken_queue_and_gets_no_other() {
     let store = bench.host.store().unwrap();
     let mut looks = ["5", "6", "2"].map(|state| {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
-        let status = bench.front.poll(&mut bench.front_home);
+        let status = bench.front.poll(&mut bench.front_store);
         assert!(bench.front.rings().is_stopped());
         status
     });
@@ -243,7 +243,7 @@ fn a_back_end_restarted_before_the_queue_is_taken_gets_another() {
     let store = bench.host.store().unwrap();
     for state in ["5", "6", "2", "4"] {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
-        bench.front.poll(&mut bench.front_home).unwrap();
+        bench.front.poll(&mut bench.front_store).unwrap();
     }
     assert!(bench.front.rings().take().is_some() && !bench.front.rings().is_stopped());
 }
@@ -267,8 +267,8 @@ fn transmit_buffers_are_read_only_and_fewer_if_pages_are_short() {
 
     let mut bench = Bench::sized("", PLAIN, sizes);
     let _kept = bench.guest.alloc(32_700, 0, true).unwrap();
-    bench.back.poll(&mut bench.back_home, bench.now).unwrap();
-    let why = bench.front.poll(&mut bench.front_home).unwrap_err().to_string();
+    bench.back.poll(&mut bench.back_store, bench.now).unwrap();
+    let why = bench.front.poll(&mut bench.front_store).unwrap_err().to_string();
     assert!(why.contains("cannot grant"), "{why}");
 }
 

@@ -109,7 +109,7 @@ impl Ledgers {
     }
 }
 
-/// Where another process goes on with rings: what workers change.
+/// Where another process continues with rings: what workers change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingPositions {
     /// Positions of the tx and the rx ring of each queue.
@@ -291,14 +291,14 @@ impl<Q: Queues> Socket<Q> {
         }
     }
 
-    /// Has the next request that is adopted go on with another process's rings.
+    /// Has the next request that is adopted continue with another process's rings.
     #[must_use]
     pub fn with_kept(mut self, kept: Option<KeptRings>) -> Self {
         self.kept = kept;
         self
     }
 
-    /// Has the progress of rings written down (`keeps`), so that a successor can go on if this
+    /// Has the progress of rings written down (`keeps`), so that a successor can continue if this
     /// process is killed.
     #[must_use]
     pub fn keeping(mut self, keeps: bool) -> Self {
@@ -316,7 +316,7 @@ impl<Q: Queues> Socket<Q> {
         Some((RingsState { ports, orders, ledgers }, fds))
     }
 
-    /// Where another process goes on with the rings. No worker may serve them from here until the
+    /// Where another process continues with the rings. No worker may serve them from here until the
     /// other process has taken over or failed; then this one continues.
     pub fn positions(&self) -> Option<RingPositions> {
         let rings = self.rings.as_ref()?;

@@ -8,13 +8,13 @@ use crate::store::{Errno, Store, StoreError};
 
 /// A store, and our domain's directory in it. The socket of the real xenstored has no "own" domain,
 /// so all paths are sent in full.
-pub struct Home {
+pub struct DomainStore {
     store: Store,
     dir: String,
     gone: bool,
 }
 
-impl Home {
+impl DomainStore {
     /// Queries our domain id. Only dom0 on the socket gets no reply; it is 0.
     ///
     /// # Errors
@@ -72,14 +72,14 @@ fn is_permission(error: &StoreError) -> bool {
     matches!(error.errno(), Some(Errno::Eacces | Errno::Eperm))
 }
 
-/// Readable when [`Home::events`] has events.
-impl AsFd for Home {
+/// Readable when [`DomainStore::events`] has events.
+impl AsFd for DomainStore {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.store.as_fd()
     }
 }
 
-impl Tree for Home {
+impl Tree for DomainStore {
     fn is_gone(&self) -> bool {
         self.gone
     }

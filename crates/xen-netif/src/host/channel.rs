@@ -72,7 +72,7 @@ impl Channel {
         Arc::clone(&self.fd)
     }
 
-    /// How another process can use it; `None`: it has to bind it anew.
+    /// How another process can use it; `None`: it has to bind it again.
     pub fn bound(&self) -> Option<Bound> {
         match self.end {
             End::Xen(port) => Some((self.fd(), port)),

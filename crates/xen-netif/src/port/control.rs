@@ -237,7 +237,7 @@ impl Control {
         Ok(self.ring.notify_needed())
     }
 
-    /// Where another process goes on with the ring.
+    /// Where another process continues with the ring.
     pub fn position(&self) -> u32 {
         self.ring.position()
     }

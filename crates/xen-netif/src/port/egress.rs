@@ -98,7 +98,7 @@ impl XenEgress {
         true
     }
 
-    /// Where another process goes on with the ring; `None`: there is none.
+    /// Where another process continues with the ring; `None`: there is none.
     pub fn position(&mut self) -> Option<u32> {
         let ring = &mut self.active.as_mut()?.ring;
         ring.publish();

@@ -114,7 +114,7 @@ impl XenIngress {
         self.active.take().is_some()
     }
 
-    /// Where another process goes on with the ring; `None`: there is none.
+    /// Where another process continues with the ring; `None`: there is none.
     pub fn position(&self) -> Option<u32> {
         Some(self.active.as_ref()?.ring.position())
     }

@@ -98,11 +98,11 @@ impl Plug for Raw {
     }
 
     fn adopt(&mut self, _: &Request) -> Result<(), Refused> {
-        Err(Refused::invalid("tests start anew".into()))
+        Err(Refused::invalid("tests start again".into()))
     }
 
     fn resume(&mut self, _: Option<&back::RingPositions>) -> Result<(), Refused> {
-        Err(Refused::invalid("tests start anew".into()))
+        Err(Refused::invalid("tests start again".into()))
     }
 }
 
@@ -191,19 +191,19 @@ impl Peer {
 
     fn start(&mut self) {
         let raw = self.raw.clone();
-        let mut home = Home::new(raw.host.store().unwrap()).unwrap();
+        let mut store = DomainStore::new(raw.host.store().unwrap()).unwrap();
         let without = if self.lacks.is_empty() { 0 } else { without(&self.lacks).unwrap() };
         let (id, offer) = (VifId { domid: 1, devid: 0 }, Offer { queues: 1, without });
         let mut vif = back::Handshake::new(id, offer, raw.clone(), Instant::now());
         self.stop = std::sync::Arc::default();
         let stopped = std::sync::Arc::clone(&self.stop);
         let thread = std::thread::spawn(move || {
-            vif.start(&mut home, Instant::now()).unwrap();
+            vif.start(&mut store, Instant::now()).unwrap();
             while !stopped.load(Ordering::Relaxed) {
                 let soon = Instant::now() + Duration::from_millis(5);
-                let _ = os::wait(home.as_fd(), Until::Readable, soon);
-                home.events().unwrap();
-                vif.poll(&mut home, Instant::now()).unwrap();
+                let _ = os::wait(store.as_fd(), Until::Readable, soon);
+                store.events().unwrap();
+                vif.poll(&mut store, Instant::now()).unwrap();
                 raw.serve_control();
                 raw.serve_list();
             }

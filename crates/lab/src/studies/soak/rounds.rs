@@ -17,7 +17,7 @@ use crate::stage::{
 };
 use crate::study::Figures;
 
-/// Guests, and numbers of their addresses: two that go on, one that sends to the added port, the
+/// Guests, and numbers of their addresses: two that continue, one that sends to the added port, the
 /// guest of that, and two that are killed.
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
@@ -560,7 +560,7 @@ impl<'a> Rounds<'a> {
         let report = guest.end()?;
         if every {
             self.wait_up(name, false)?;
-            // Other guests go on to flood frames.
+            // Other guests continue to flood frames.
             let all = self.counter(name, "egress", "frames")?;
             let received = received(&report);
             self.tally.mismatch += received.abs_diff(received.clamp(counted, all));
@@ -569,7 +569,7 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
-    /// Writes the file anew and reloads it.
+    /// Rewrites the file and reloads it.
     fn reload(&mut self, round: u64) -> Result<(), Fail> {
         write(&self.file, round + 1)?;
         self.switch.ask(&Request::Reload { dry_run: false })?;

@@ -507,7 +507,7 @@ fn counts_table(loads: &[Load]) -> Table {
     Table {
         title: "Costs, contention and fairness".into(),
         note: "Locks: each group of frames locks its guest's egress queue once; two workers \
-               contend only if they send to one guest. Other locks: of the table of addresses, \
+               contend only if they send to one guest. Other locks: of the FDB, \
                of moves of queues between workers, and of ingress queues. Jain's index: 1 if \
                equal demand gets equal service; of guests, converging: of clients. Lost: \
                converging clients send more than one guest accepts. Workers that forwarded: \

@@ -78,11 +78,11 @@ fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
 /// Replaces the switch's xenstore by one that ends at once. Its host keeps the original.
 fn end_xenstore(system: &mut System, of: &Hypervisor) {
     let server = Server::start(Limits::XENSTORED).unwrap();
-    let home = Home::new(server.connect(0).unwrap()).unwrap();
+    let store = DomainStore::new(server.connect(0).unwrap()).unwrap();
     let bus = system.xen.get_mut(of).unwrap();
-    let old = std::mem::replace(&mut bus.home, home);
+    let old = std::mem::replace(&mut bus.store, store);
     system.unwatch(old.as_fd(), &Event::Xenstore(of.clone()));
-    system.watch_home(of).unwrap();
+    system.watch_store(of).unwrap();
 }
 
 fn front_state(store: &Store) -> Option<String> {
@@ -102,7 +102,7 @@ fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
         turn(&mut system, "connected", true);
         end_xenstore(&mut system, &of);
         turn(&mut system, "lost", true);
-        assert!(system.xen[&of].home.is_gone() && system.xen[&of].reconnect.trouble.is_some());
+        assert!(system.xen[&of].store.is_gone() && system.xen[&of].reconnect.trouble.is_some());
         // No event is delivered for changes in this time: they are read after the reconnect.
         leave.send(()).unwrap();
         while front_state(&store).as_deref() == Some("4") {
@@ -110,7 +110,7 @@ fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
             std::thread::sleep(Duration::from_millis(1));
         }
         turn(&mut system, "connected", false);
-        assert!(!system.xen[&of].home.is_gone());
+        assert!(!system.xen[&of].store.is_gone());
         assert_eq!(system.xen[&of].reconnect.trouble, None);
         thread.join().unwrap();
     }
@@ -241,11 +241,11 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it
     let redirected = Arc::new(Redirected { host, path: Mutex::new(Some(path.clone())) });
     let bus = system.xen.get_mut(&of).unwrap();
     bus.host = redirected.clone();
-    let home = Home::new(bus.host.store().unwrap()).unwrap();
-    home.set_reply_wait(REPLY_WAIT);
-    let old = std::mem::replace(&mut bus.home, home);
+    let store = DomainStore::new(bus.host.store().unwrap()).unwrap();
+    store.set_reply_wait(REPLY_WAIT);
+    let old = std::mem::replace(&mut bus.store, store);
     system.unwatch(old.as_fd(), &Event::Xenstore(of.clone()));
-    system.watch_home(&of).unwrap();
+    system.watch_store(&of).unwrap();
 
     // A connected one: a single request is waited for, and not for long.
     peer.silent.store(true, Ordering::SeqCst);

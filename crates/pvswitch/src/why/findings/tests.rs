@@ -190,7 +190,12 @@ fn full_receiver_is_named_at_its_sender_and_at_itself() {
         0,
         64,
     );
-    check(&case, Rank::Losing, "drops_no_room", &["found their receiver full: b", "rx_queue_size"]);
+    check(
+        &case,
+        Rank::Losing,
+        "drops_no_room",
+        &["found their receiver's queue full: b", "rx_queue_size"],
+    );
     let at_b = all(&case.seen(), "b");
     assert_eq!((at_b[0].rank, at_b[0].cause.as_str()), (Rank::Losing, "lost_no_room"));
     assert!(at_b.iter().any(|f| f.cause == "elsewhere" && f.what.contains("port a drops")));

@@ -64,7 +64,7 @@ impl Wired {
         let to = token(PortId(1), 0, true);
         rig.pool.watch(to, Arc::clone(&port), 0, Some(kick.clone()));
         rig.pool.set_table(&Arc::new(vec![None, Some(port)]));
-        // A round that has begun goes on with the table before, where a burst has no destination:
+        // A round that has begun continues with the table before, where a burst has no destination:
         // frames are sent only once the worker has ended it and run its commands.
         drop(rig.pool.freeze(Duration::from_secs(20)).expect("the worker ends its round"));
         Self { rig, receiver, kick }

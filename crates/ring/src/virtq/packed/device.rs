@@ -262,11 +262,11 @@ impl PackedDevice {
     }
 
     #[inline(always)]
-    pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32, goes_on: bool) {
+    pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32, continues: bool) {
         if let Some(ledger) = &self.ledger {
             let mut next = self.used;
             next.advance(slots, self.parts.size);
-            let entry = Entry { id, slots, len, goes_on };
+            let entry = Entry { id, slots, len, continues };
             ledger.put(self.published, self.used, next, entry);
         }
         if self.first.is_none() {

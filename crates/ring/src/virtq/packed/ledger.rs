@@ -38,8 +38,8 @@ const ENTRY_LEN: usize = 8;
 /// Entries for a ring of the largest size.
 const ENTRIES: usize = 32_768;
 
-/// Set in the length of an entry: the frame goes on.
-const GOES_ON: u32 = 1 << 31;
+/// Set in the length of an entry: the frame continues.
+const CONTINUES: u32 = 1 << 31;
 
 /// A chain that is about to be used.
 pub(super) struct Entry {
@@ -47,20 +47,20 @@ pub(super) struct Entry {
     pub(super) slots: u16,
     pub(super) len: u32,
     /// Whether its frame continues in the next chain.
-    pub(super) goes_on: bool,
+    pub(super) continues: bool,
 }
 
 impl Entry {
     fn bits(&self) -> u64 {
-        debug_assert!(self.len < GOES_ON, "no chain is that long");
-        let len = self.len | if self.goes_on { GOES_ON } else { 0 };
+        debug_assert!(self.len < CONTINUES, "no chain is that long");
+        let len = self.len | if self.continues { CONTINUES } else { 0 };
         u64::from(self.id) | u64::from(self.slots) << 16 | u64::from(len) << 32
     }
 
     fn from_bits(bits: u64) -> Self {
         let len = lo32(bits >> 32);
         let (id, slots) = (lo16(bits), lo16(bits >> 16));
-        Self { id, slots, len: len & !GOES_ON, goes_on: len & GOES_ON != 0 }
+        Self { id, slots, len: len & !CONTINUES, continues: len & CONTINUES != 0 }
     }
 }
 
@@ -116,7 +116,7 @@ impl Ledger {
         self.positions(used, used);
     }
 
-    /// Ends the burst of a killed device half, and returns where the ring goes on, in the form of
+    /// Ends the burst of a killed device half, and returns where the ring continues, in the form of
     /// VRING_BASE.
     ///
     /// # Errors
@@ -142,8 +142,8 @@ impl Ledger {
             let chains = self.chains(published, used, parts.size).ok_or(foreign)?;
             let mut is_whole = false;
             // The first one last, as always.
-            for (at, Entry { id, len, goes_on, .. }) in chains.into_iter().rev() {
-                is_whole |= !goes_on;
+            for (at, Entry { id, len, continues, .. }) in chains.into_iter().rev() {
+                is_whole |= !continues;
                 let len = if is_whole { len } else { 0 };
                 let write = if len > 0 { DESC_WRITE } else { 0 };
                 let flags = at.used_bits() | write;

@@ -23,7 +23,7 @@ fn drive(limiter: &Limiter, len: impl Fn(u64) -> u64, ns: u64, late: u64) -> (u6
     let (mut now, mut frames, mut bytes, mut wakes) = (SECOND, 0, 0, 0);
     while now < SECOND + ns {
         if let Some(due) = limiter.due(at(now)) {
-            assert!(due > at(now), "it always goes on");
+            assert!(due > at(now), "it always continues");
             (now, wakes) = (due.ns() + late, wakes + 1);
             continue;
         }

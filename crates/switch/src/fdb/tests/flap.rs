@@ -75,7 +75,7 @@ fn address_that_flaps_is_returned_home_and_recovers_after_the_time() {
 }
 
 #[test]
-fn home_stays_while_moves_go_on_and_follows_an_address_that_remained() {
+fn home_stays_while_moves_continue_and_follows_an_address_that_remained() {
     let rig = Rig::new();
     assert_eq!(rig.send(1, 100, BLOCK), moved(0));
     // The thief waits for a new window: its owner's return is still none of the moves.

@@ -578,7 +578,7 @@ fn bad_bridges_are_named_with_a_remedy() {
         }
     };
     for (found, words) in [
-        (problems(&missing(BRIDGE), plain()), "there is no bridge `br10`: make it (ip link add"),
+        (problems(&missing(BRIDGE), plain()), "there is no bridge `br10`: create it (ip link add"),
         (problems(&missing(TAP), plain()), "interface `tap0` does not exist"),
         (problems(&edit(BRIDGE, &|l| l.kind = Kind::Other), plain()), "`br10` is not a bridge"),
         (problems(&edit(TAP, &|l| l.master = Some(UNDERLAY)), plain()), "`tap0` is in `eth0`, not"),
@@ -589,7 +589,7 @@ fn bad_bridges_are_named_with_a_remedy() {
         (problems(&edit(VXLAN, &learning), plain()), "`vx10` learns addresses from frames"),
         (problems(&edit(VXLAN, &|l| l.learns = Some(true)), plain()), "learning off"),
         (problems(&edit(TAP, &|l| l.mtu = 1500), plain()), "set its MTU to 1550 or more"),
-        (problems(&|_| {}, plain()), "`vx10` knows no other host yet"),
+        (problems(&|_| {}, plain()), "`vx10` has no remote VTEP yet"),
     ] {
         assert!(found.contains(words), "{words}\n{found}");
         assert!(!found.contains("MTU") || words.contains("MTU"), "{found}");
@@ -712,7 +712,7 @@ fn a_dump_may_take_long_while_messages_arrive() {
 }
 
 #[test]
-fn a_dump_that_is_refused_because_another_goes_on_is_repeated_soon() {
+fn a_dump_that_is_refused_because_another_continues_is_repeated_soon() {
     for (error, rest) in [(libc::EBUSY, SYNC_REST), (libc::ENOMEM, RETRY)] {
         let mut world = World::new();
         world.learn(1);

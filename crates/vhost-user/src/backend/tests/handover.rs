@@ -39,7 +39,7 @@ pub(super) fn import(state: &BackendState, fds: Vec<OwnedFd>) -> Result<Rig, Imp
 }
 
 #[test]
-fn rings_go_on_at_their_positions_in_another_process() {
+fn rings_continue_at_their_positions_in_another_process() {
     for features in [feature::VERSION_1, feature::VERSION_1 | feature::RING_PACKED] {
         let mut old = Rig::running(features);
         let (state, fds) = old.exported();
@@ -170,7 +170,7 @@ fn position_that_is_missing_or_invalid_is_an_error() {
 /// Rings of a killed process: split ones start at base 0, which their used index replaces; packed
 /// ones where their ledger says, and not without it.
 #[test]
-fn rings_of_a_killed_process_go_on_where_their_memory_says() {
+fn rings_of_a_killed_process_continue_where_their_memory_says() {
     let split = Rig::running(feature::VERSION_1);
     let (state, fds) = split.exported();
     let mut new = import(&state, fds).unwrap();

@@ -224,7 +224,7 @@ fn log_needs_its_protocol_feature_and_its_signal_is_checked() {
 }
 
 #[test]
-fn another_process_goes_on_with_the_log() {
+fn another_process_continues_with_the_log() {
     for killed in [false, true] {
         let mut old = Rig::ready(feature::VERSION_1);
         old.ring(0, 256, 0);

@@ -336,7 +336,7 @@ fn truncated_log_stops_the_port() {
     // Its marks are lost from here on; that is found at the next burst.
     assert_eq!(rx.one(frame(60, 2)), 1);
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 3))], true), Err(Fault(LOG_LOST.into())));
-    // Another port, and this one after it has stopped, go on.
+    // Another port, and this one after it has stopped, continue.
     assert!(rx.egress.deactivate().is_some());
     let mut other = Rx::new();
     other.post(&[2000]);

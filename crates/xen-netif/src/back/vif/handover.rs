@@ -1,7 +1,7 @@
 //! A vif handed to another process of the same back end.
 //!
 //! The other process reads xenstore while this one still serves the rings, and writes nothing. If
-//! both directories are as this process left them, it goes on from the same state, without a new
+//! both directories are as this process left them, it continues from the same state, without a new
 //! handshake; else it starts as any back end does whose predecessor ended.
 
 use std::time::Instant;
@@ -124,7 +124,7 @@ impl<P: Plug> Handshake<P> {
     }
 
     /// Starts adopted rings at these positions, or where their responses end. Rings that cannot be
-    /// started are connected anew, by the next [`start`](Self::start).
+    /// started are connected again, by the next [`start`](Self::start).
     ///
     /// # Errors
     /// [`Failure`]: why they cannot.

@@ -27,7 +27,7 @@ fn take_over(bench: &mut Bench, change: Change) -> (bool, Vec<u32>) {
 }
 
 #[test]
-fn vif_goes_on_from_every_state_without_a_write() {
+fn vif_continues_from_every_state_without_a_write() {
     for state in State::BACK {
         let mut bench = in_state(state);
         let held = bench.held();
@@ -63,7 +63,7 @@ fn later_changes_are_followed() {
 }
 
 #[test]
-fn vif_that_is_not_as_it_was_starts_anew() {
+fn vif_that_is_not_as_it_was_starts_again() {
     let keys: [(Change, &[u32], usize); 6] = [
         // The front end restarted on other rings.
         (|b| b.store.set(&format!("{}/tx-ring-ref", front(1, 0)), "77"), &[2, 4], 1),
@@ -100,7 +100,7 @@ fn front_end_that_closes_meanwhile_is_closed() {
 }
 
 #[test]
-fn rings_that_cannot_be_mapped_or_attached_are_connected_anew() {
+fn rings_that_cannot_be_mapped_or_attached_are_connected_again() {
     let refused = || Some(Refused::invalid("bad grant".into()));
     for at_resume in [false, true] {
         let mut bench = Bench::connected();

@@ -7,27 +7,27 @@ use switch::time::{Instant, Ns};
 /// (`kernel.sched_rt_runtime_us`; since Linux 6.12 the server of fair threads).
 const SHARE: u64 = 16;
 /// Shortest sleep, about once in a millisecond: as long as a wake-up takes.
-const REST: Ns = Ns::from_us(60);
+const SLEEP_MIN: Ns = Ns::from_us(60);
 /// Longest sleep. More is not owed: a worker that did not run for a second (its virtual machine was
 /// paused, or it was frozen for an upgrade) looks the same as one that did.
-const REST_MAX: Ns = Ns::from_us(120);
+const SLEEP_MAX: Ns = Ns::from_us(120);
 
 /// Sleep that a worker owes to the other threads of its CPU.
 #[derive(Debug, Default)]
-pub struct Rest {
+pub struct RtThrottle {
     /// [`SHARE`] times what it owes.
     owed: Ns,
     /// Time up to which it was counted.
     counted: Instant,
 }
 
-impl Rest {
+impl RtThrottle {
     /// Time for which the worker, awake since the last call of any function, is to sleep now.
     pub fn due(&mut self, now: Instant) -> Option<Ns> {
-        self.owed = (self.owed + (now - self.counted)).min(REST_MAX * SHARE);
+        self.owed = (self.owed + (now - self.counted)).min(SLEEP_MAX * SHARE);
         self.counted = now;
-        let rest = self.owed / SHARE;
-        (rest >= REST).then_some(rest)
+        let sleep = self.owed / SHARE;
+        (sleep >= SLEEP_MIN).then_some(sleep)
     }
 
     /// Records that it slept from `began` to `now`. Nothing is saved up.
@@ -43,18 +43,18 @@ mod tests {
     use super::*;
 
     /// Time slept of `rounds`, in each of which the worker works for `work` and then sleeps for
-    /// `nap`; and the longest rest.
+    /// `nap`; and the longest sleep.
     fn slept(rounds: u64, work: Ns, nap: Ns) -> (Ns, Ns) {
-        let (mut rest, mut now) = (Rest::default(), Instant::START);
+        let (mut throttle, mut now) = (RtThrottle::default(), Instant::START);
         let (mut slept, mut longest) = (Ns::ZERO, Ns::ZERO);
         for _ in 0..rounds {
             now += work;
-            if let Some(time) = rest.due(now) {
-                rest.record(now, now + time);
+            if let Some(time) = throttle.due(now) {
+                throttle.record(now, now + time);
                 (now, slept, longest) = (now + time, slept + time, longest.max(time));
             }
             if nap > Ns::ZERO {
-                rest.record(now, now + nap);
+                throttle.record(now, now + nap);
                 now += nap;
             }
         }
@@ -67,11 +67,11 @@ mod tests {
         let (all, longest) = slept(50_000, work, Ns::ZERO);
         // 1 s of work.
         assert!((Ns::from_ms(60)..Ns::from_ms(63)).contains(&all), "{all:?}");
-        assert!(longest < REST + work, "{longest:?}");
+        assert!(longest < SLEEP_MIN + work, "{longest:?}");
     }
 
     #[test]
-    fn worker_that_sleeps_anyway_does_not_rest() {
+    fn worker_that_sleeps_anyway_is_not_throttled() {
         let (all, _) = slept(50_000, Ns::from_us(20), Ns::from_us(2));
         assert_eq!(all, Ns::ZERO);
         // Half of it.
@@ -80,19 +80,19 @@ mod tests {
     }
 
     #[test]
-    fn worker_that_was_paused_rests_as_after_a_millisecond_of_work() {
-        let mut rest = Rest::default();
+    fn worker_that_was_paused_sleeps_as_after_a_millisecond_of_work() {
+        let mut throttle = RtThrottle::default();
         let minute = Instant::START + Ns::from_secs(60);
-        assert_eq!(rest.due(minute), Some(REST_MAX));
-        rest.record(minute, minute + REST_MAX);
-        assert_eq!(rest.due(minute + REST_MAX), None);
+        assert_eq!(throttle.due(minute), Some(SLEEP_MAX));
+        throttle.record(minute, minute + SLEEP_MAX);
+        assert_eq!(throttle.due(minute + SLEEP_MAX), None);
     }
 
     #[test]
     fn long_sleep_is_no_credit_for_later() {
-        let (mut rest, start) = (Rest::default(), Instant::START);
+        let (mut throttle, start) = (RtThrottle::default(), Instant::START);
         let hour = start + Ns::from_secs(3600);
-        rest.record(start, hour);
-        assert_eq!(rest.due(hour + REST * SHARE), Some(REST));
+        throttle.record(start, hour);
+        assert_eq!(throttle.due(hour + SLEEP_MIN * SHARE), Some(SLEEP_MIN));
     }
 }

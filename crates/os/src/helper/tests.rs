@@ -1,14 +1,14 @@
-//! The starter serves on a thread here; its requests go over the same kind of socket.
+//! The helper serves on a thread here; its requests go over the same kind of socket.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
 use super::*;
 
-/// A starter whose programs are `sh -c ARGUMENT`, as the process's own.
-fn with_starter(test: impl FnOnce()) {
+/// A helper whose programs are `sh -c ARGUMENT`, as the process's own.
+fn with_helper(test: impl FnOnce()) {
     let (ours, theirs) = socketpair().unwrap();
-    *STARTER.lock().unwrap() = Some(ours);
+    *HELPER.lock().unwrap() = Some(ours);
     let serves = std::thread::spawn(move || {
         serve(theirs.as_fd(), |kind, argument| match kind {
             "sh" => {
@@ -21,7 +21,7 @@ fn with_starter(test: impl FnOnce()) {
         })
     });
     test();
-    *STARTER.lock().unwrap() = None;
+    *HELPER.lock().unwrap() = None;
     serves.join().unwrap().unwrap();
 }
 
@@ -31,10 +31,10 @@ fn shell(line: &str) -> (Program, UnixStream) {
     (start_program("sh", line, theirs.into()).unwrap(), ours)
 }
 
-/// In one test, as a process has one starter.
+/// In one test, as a process has one helper.
 #[test]
 fn what_a_confined_thread_may_not_is_done_for_it() {
-    with_starter(|| {
+    with_helper(|| {
         let (Program { pid, .. }, mut end) = shell("echo hello >&0; exit 3");
         let mut text = String::new();
         end.read_to_string(&mut text).unwrap();
@@ -46,7 +46,7 @@ fn what_a_confined_thread_may_not_is_done_for_it() {
         assert_eq!(end_program(pid).as_deref(), Some("signal: 9 (SIGKILL)"));
         assert_eq!(end.read(&mut [0]).unwrap(), 0);
 
-        // By its descriptor, as for a starter that has not started it; then it has ended.
+        // By its descriptor, as for a helper that has not started it; then it has ended.
         let (Program { pid, process }, mut end) = shell("exec sleep 1000");
         end_process(process.as_fd());
         assert_eq!(end.read(&mut [0]).unwrap(), 0);

@@ -1,4 +1,4 @@
-//! `fd=NAME`: descriptors that the switch's starter passed serve each process that follows the
+//! `fd=NAME`: descriptors that the parent process passed serve each process that follows the
 //! first, after `ctl upgrade` and after a kill.
 
 mod common;
@@ -28,7 +28,7 @@ fn start(dir: &Dir, fds: [(&str, OwnedFd); 2], args: &[&str], ports: &[String]) 
     Switch::spawn(dir, command)
 }
 
-/// A switch whose control socket and port `a` are sockets of its starter.
+/// A switch whose control socket and port `a` are sockets of its parent process.
 fn with_sockets(dir: &Dir, args: &[&str]) -> (Switch, [UnixListener; 2]) {
     let own = ["a", "ctl"].map(|name| UnixListener::bind(dir.path(name)).unwrap());
     let fd = |of: &UnixListener| OwnedFd::from(of.try_clone().unwrap());
@@ -38,7 +38,7 @@ fn with_sockets(dir: &Dir, args: &[&str]) -> (Switch, [UnixListener; 2]) {
 }
 
 /// Replaces the process three times: guests stay connected, and a port that is removed and added
-/// again gets its socket, which is still the starter's at the end.
+/// again gets its socket, which is still the parent process's at the end.
 fn sockets_serve_each_process(args: &[&str], mut replace: impl FnMut(&Switch)) {
     let dir = Dir::new();
     let (switch, own) = with_sockets(&dir, args);

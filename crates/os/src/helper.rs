@@ -2,7 +2,7 @@
 //! namespaces, and asks the machine's name service, whose modules are loaded as programs are.
 //!
 //! ```text
-//!   control thread ── start KIND ARGUMENT, descriptor ──▶ starter    its standard input
+//!   control thread ── start KIND ARGUMENT, descriptor ──▶ helper    its standard input
 //!                  ── end PID ──────────────────────────▶    or a descriptor of the process
 //!                  ── namespace PATH ───────────────────▶
 //!                  ── group NAME ───────────────────────▶
@@ -37,27 +37,27 @@ const END: &str = "end";
 const NAMESPACE: &str = "namespace";
 const GROUP: &str = "group";
 
-/// Connection of this process to its starter; `None`: it has none.
-static STARTER: Mutex<Option<OwnedFd>> = Mutex::new(None);
+/// Connection of this process to its helper; `None`: it has none.
+static HELPER: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
 /// What a request got.
 struct Reply(String, Option<OwnedFd>);
 
-/// Starts the starter: `command` runs [`serve`] with its standard input. Nothing if there is one.
+/// Starts the helper: `command` runs [`serve`] with its standard input. Nothing if there is one.
 ///
 /// # Errors
 /// It cannot be started.
-pub fn start_starter(mut command: Command) -> io::Result<()> {
-    let mut starter = STARTER.lock().unwrap_or_else(PoisonError::into_inner);
-    if starter.is_none() {
+pub fn start_helper(mut command: Command) -> io::Result<()> {
+    let mut helper = HELPER.lock().unwrap_or_else(PoisonError::into_inner);
+    if helper.is_none() {
         let (ours, theirs) = socketpair()?;
         command.stdin(Stdio::from(theirs)).spawn()?;
-        *starter = Some(ours);
+        *helper = Some(ours);
     }
     Ok(())
 }
 
-/// A process that the starter has started.
+/// A process that the helper has started.
 #[derive(Debug)]
 pub struct Program {
     /// Its id.
@@ -66,10 +66,10 @@ pub struct Program {
     pub process: OwnedFd,
 }
 
-/// Has the starter run a program of this kind, with `stdin`.
+/// Has the helper run a program of this kind, with `stdin`.
 ///
 /// # Errors
-/// It cannot be started, or there is no starter.
+/// It cannot be started, or there is no helper.
 pub fn start_program(kind: &str, argument: &str, stdin: OwnedFd) -> io::Result<Program> {
     let Reply(pid, process) = ask(&[START, kind, argument], Some(stdin.as_fd()))?;
     let (Ok(pid), Some(process)) = (pid.parse(), process) else {
@@ -78,16 +78,16 @@ pub fn start_program(kind: &str, argument: &str, stdin: OwnedFd) -> io::Result<P
     Ok(Program { pid, process })
 }
 
-/// Has the starter end a process that it has started, or that such a one has, if it runs still.
-/// Returns its status, if it was started by the starter itself.
+/// Has the helper end a process that it has started, or that such a one has, if it runs still.
+/// Returns its status, if it was started by the helper itself.
 pub fn end_program(pid: u32) -> Option<String> {
     let got = ask(&[END, &pid.to_string()], None).ok()?;
     Some(got.0).filter(|status| !status.is_empty())
 }
 
-/// Has the starter end a process that another one has started, if it runs still.
+/// Has the helper end a process that another one has started, if it runs still.
 pub fn end_process(process: BorrowedFd<'_>) {
-    // Without a starter it stays; to end it is best effort.
+    // Without a helper it stays; to end it is best effort.
     let _ = ask(&[END, ""], Some(process));
 }
 
@@ -96,7 +96,7 @@ pub fn end_process(process: BorrowedFd<'_>) {
 /// # Errors
 /// Those of the system call; EINVAL: it is something else.
 pub fn open_net_namespace(path: &Path) -> io::Result<File> {
-    match (path.to_str(), has_starter()) {
+    match (path.to_str(), has_helper()) {
         (Some(text), true) => {
             let got = ask(&[NAMESPACE, text], None)?;
             got.1.map(File::from).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -115,21 +115,20 @@ fn opened(path: &Path) -> io::Result<File> {
 
 /// Number of the group of this name.
 pub(crate) fn group(name: &str) -> Option<u32> {
-    match has_starter() {
+    match has_helper() {
         true => ask(&[GROUP, name], None).ok()?.0.parse().ok(),
         false => group_id(name),
     }
 }
 
-fn has_starter() -> bool {
-    STARTER.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+fn has_helper() -> bool {
+    HELPER.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
 fn ask(words: &[&str], fd: Option<BorrowedFd<'_>>) -> io::Result<Reply> {
-    let starter = STARTER.lock().unwrap_or_else(PoisonError::into_inner);
-    let lost =
-        || io::Error::other("the process that starts programs has ended; restart the switch");
-    let socket = starter.as_ref().ok_or_else(lost)?.as_fd();
+    let helper = HELPER.lock().unwrap_or_else(PoisonError::into_inner);
+    let lost = || io::Error::other("the helper process has ended: restart the switch");
+    let socket = helper.as_ref().ok_or_else(lost)?.as_fd();
     if words.iter().any(|word| word.contains('\0')) {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!             place              give away                hand_over
-//!   no home ─────────▶ at worker ──────────▶ in flight ──────────────▶ at another worker
+//!   unassigned ──────▶ at worker ──────────▶ in flight ──────────────▶ at another worker
 //!      ▲                   │ remove              │ remove
 //!      └───────────────────┴─────────────────────┘  a later hand_over is refused
 //! ```
@@ -47,7 +47,7 @@ pub enum Placement {
     Balanced,
 }
 
-impl Home {
+impl Assignment {
     /// The command to follow where the queue begins: to the worker that the placement chose.
     pub fn follow(self, token: u64) -> Option<GiveAway> {
         let Self { worker: from, chosen: to, .. } = self;
@@ -82,10 +82,10 @@ impl Placement {
 
 /// Where a queue is served or watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Home {
+pub struct Assignment {
     /// The worker; of a queue in flight, the one that gave it away.
     pub worker: usize,
-    /// Number of its [`Homes::place`]: an earlier queue of the same token has another one.
+    /// Number of its [`Assignments::place`]: an earlier queue of the same token has another one.
     pub generation: u64,
     /// The worker that the placement chose for it.
     chosen: usize,
@@ -104,21 +104,27 @@ pub struct GiveAway {
 
 /// The worker of each queue.
 #[derive(Clone, Debug, Hash)]
-pub struct Homes {
+pub struct Assignments {
     workers: usize,
     placement: Placement,
-    homes: BTreeMap<u64, Home>,
+    assignments: BTreeMap<u64, Assignment>,
     /// Workers of ingress queues that were removed: they may serve them for one more round.
     last: BTreeMap<u64, usize>,
     /// Number of placements of queues so far.
     generations: u64,
 }
 
-impl Homes {
+impl Assignments {
     /// Creates the table of `workers` workers, without queues.
     pub fn new(workers: usize, placement: Placement) -> Self {
         assert!(workers > 0, "queues need a worker");
-        Self { workers, placement, homes: BTreeMap::new(), last: BTreeMap::new(), generations: 0 }
+        Self {
+            workers,
+            placement,
+            assignments: BTreeMap::new(),
+            last: BTreeMap::new(),
+            generations: 0,
+        }
     }
 
     /// How queues are placed.
@@ -126,14 +132,14 @@ impl Homes {
         self.placement
     }
 
-    /// The home of a queue, if it has one.
-    pub fn home(&self, token: u64) -> Option<Home> {
-        self.homes.get(&token).copied()
+    /// The assignment of a queue, if any.
+    pub fn assignment(&self, token: u64) -> Option<Assignment> {
+        self.assignments.get(&token).copied()
     }
 
-    /// The worker that serves or watches a queue; `None`: the queue has no home.
+    /// The worker that serves or watches a queue; `None`: the queue is not assigned.
     pub fn worker(&self, token: u64) -> Option<usize> {
-        self.homes.get(&token).map(|home| home.worker)
+        self.assignments.get(&token).map(|assignment| assignment.worker)
     }
 
     /// Chooses a worker for a queue by the placement.
@@ -145,11 +151,13 @@ impl Homes {
             Placement::PerPort => (usize::from(port.0) + usize::from(queue)) % self.workers,
             Placement::Group => {
                 let of_port = token >> 32 << 32..=token | u64::from(u32::MAX);
-                if let Some((_, sibling)) = self.homes.range(of_port).next() {
+                if let Some((_, sibling)) = self.assignments.range(of_port).next() {
                     return sibling.chosen;
                 }
-                let port_of = |(token, home): (&u64, &Home)| (home.chosen, queue_id(*token).port.0);
-                let mut ports: Vec<_> = self.homes.iter().map(port_of).collect();
+                let port_of = |(token, assignment): (&u64, &Assignment)| {
+                    (assignment.chosen, queue_id(*token).port.0)
+                };
+                let mut ports: Vec<_> = self.assignments.iter().map(port_of).collect();
                 ports.sort_unstable();
                 ports.dedup();
                 let load = |w: &usize| ports.iter().filter(|(worker, _)| worker == w).count();
@@ -158,26 +166,26 @@ impl Homes {
         }
     }
 
-    /// Gives a queue a home: that worker is to serve or watch it, and then to
-    /// [give it away](Home::follow) if the placement chose another. Its earlier home, if it had
-    /// one, was [removed](Self::remove).
+    /// Assigns a queue to a worker, which is to serve or watch it, and then to
+    /// [give it away](Assignment::follow) if the placement chose another. Its earlier one, if it
+    /// had one, was [removed](Self::remove).
     ///
     /// An ingress queue begins where it was served before. That worker may be in its last round
     /// with it: beside one that serves it already, it could take back the other's request for
     /// notifications (`tests/two_workers.rs`).
-    pub fn place(&mut self, token: u64) -> Home {
+    pub fn place(&mut self, token: u64) -> Assignment {
         let chosen = self.choose(token);
         let worker = self.last.remove(&token).unwrap_or(chosen);
         self.generations += 1;
-        let home = Home { worker, generation: self.generations, chosen };
-        self.homes.insert(token, home);
-        home
+        let assignment = Assignment { worker, generation: self.generations, chosen };
+        self.assignments.insert(token, assignment);
+        assignment
     }
 
     /// Removes a queue; returns the worker that is to drop it. If the queue is in flight, that one
     /// has nothing to drop, and its [`hand_over`](Self::hand_over) is refused.
     pub fn remove(&mut self, token: u64) -> Option<usize> {
-        let worker = self.homes.remove(&token)?.worker;
+        let worker = self.assignments.remove(&token)?.worker;
         if !is_egress(token) {
             self.last.insert(token, worker);
         }
@@ -201,29 +209,31 @@ impl Homes {
         from: usize,
         to: usize,
     ) -> Option<usize> {
-        let is_it = |home: &&mut Home| (home.generation, home.worker) == (generation, from);
-        let home = self.homes.get_mut(&token).filter(is_it)?;
+        let is_it = |assignment: &&mut Assignment| {
+            (assignment.generation, assignment.worker) == (generation, from)
+        };
+        let assignment = self.assignments.get_mut(&token).filter(is_it)?;
         if self.placement == Placement::Balanced {
-            home.chosen = to;
+            assignment.chosen = to;
         }
-        home.worker = home.chosen;
-        Some(home.worker)
+        assignment.worker = assignment.chosen;
+        Some(assignment.worker)
     }
 
     /// Places every queue again. Returns the moves that follow; service continues meanwhile.
     pub fn set_placement(&mut self, placement: Placement) -> Vec<GiveAway> {
         self.placement = placement;
         let mut moves = Vec::new();
-        for (token, home) in std::mem::take(&mut self.homes) {
+        for (token, assignment) in std::mem::take(&mut self.assignments) {
             let chosen = match placement {
                 // Queues stay; load decides from now on.
-                Placement::Balanced => home.worker,
+                Placement::Balanced => assignment.worker,
                 _ => self.choose(token),
             };
-            self.homes.insert(token, Home { chosen, ..home });
+            self.assignments.insert(token, Assignment { chosen, ..assignment });
             // Egress queues are only watched; their worker does not matter.
-            if chosen != home.worker && !is_egress(token) {
-                moves.push(GiveAway { token, from: home.worker, to: chosen });
+            if chosen != assignment.worker && !is_egress(token) {
+                moves.push(GiveAway { token, from: assignment.worker, to: chosen });
             }
         }
         moves
@@ -242,26 +252,27 @@ mod tests {
         token(PortId(port), queue, true)
     }
 
-    /// Homes with both queues of a pair for each of `pairs`.
-    fn homes(workers: usize, placement: Placement, pairs: &[(u16, u16)]) -> Homes {
-        let mut homes = Homes::new(workers, placement);
+    /// Assignments with both queues of a pair for each of `pairs`.
+    fn assignments(workers: usize, placement: Placement, pairs: &[(u16, u16)]) -> Assignments {
+        let mut assignments = Assignments::new(workers, placement);
         for (port, queue) in pairs {
-            homes.place(ingress(*port, *queue));
-            homes.place(egress(*port, *queue));
+            assignments.place(ingress(*port, *queue));
+            assignments.place(egress(*port, *queue));
         }
-        homes
+        assignments
     }
 
-    /// Carries out moves of queues whose homes are of the first placement.
-    fn carry_out(homes: &mut Homes, moves: &[GiveAway]) {
+    /// Carries out moves of queues whose assignments are of the first placement.
+    fn carry_out(assignments: &mut Assignments, moves: &[GiveAway]) {
         for GiveAway { token, from, to } in moves {
-            let home = homes.home(*token).expect("it has a home");
-            assert_eq!(homes.hand_over(*token, home.generation, *from, *to), Some(*to));
+            let assignment = assignments.assignment(*token).expect("it has an assignment");
+            assert_eq!(assignments.hand_over(*token, assignment.generation, *from, *to), Some(*to));
         }
     }
 
-    fn workers(homes: &Homes, pairs: &[(u16, u16)]) -> Vec<usize> {
-        let worker = |(port, queue): &(u16, u16)| homes.worker(ingress(*port, *queue)).unwrap();
+    fn workers(assignments: &Assignments, pairs: &[(u16, u16)]) -> Vec<usize> {
+        let worker =
+            |(port, queue): &(u16, u16)| assignments.worker(ingress(*port, *queue)).unwrap();
         pairs.iter().map(worker).collect()
     }
 
@@ -285,8 +296,8 @@ mod tests {
             // Ports count, not queues.
             (Placement::Group, [0, 0, 1, 0, 0]),
         ] {
-            let homes = homes(2, placement, &PAIRS);
-            assert_eq!(workers(&homes, &PAIRS), expected, "{}", placement.name());
+            let assignments = assignments(2, placement, &PAIRS);
+            assert_eq!(workers(&assignments, &PAIRS), expected, "{}", placement.name());
         }
     }
 
@@ -296,15 +307,15 @@ mod tests {
     fn change_of_the_placement_moves_queues_to_where_new_ones_would_be() {
         for before in Placement::ALL {
             for after in [Placement::Single, Placement::Group, Placement::PerPort] {
-                let mut homes = homes(3, before, &PAIRS);
-                let moves = homes.set_placement(after);
-                carry_out(&mut homes, &moves);
-                let expected = self::homes(3, after, &PAIRS);
+                let mut assignments = assignments(3, before, &PAIRS);
+                let moves = assignments.set_placement(after);
+                carry_out(&mut assignments, &moves);
+                let expected = self::assignments(3, after, &PAIRS);
                 let names = (before.name(), after.name());
-                assert_eq!(workers(&homes, &PAIRS), workers(&expected, &PAIRS), "{names:?}");
+                assert_eq!(workers(&assignments, &PAIRS), workers(&expected, &PAIRS), "{names:?}");
                 // So does a queue that starts later, or again.
-                homes.remove(ingress(1, 0));
-                let again = homes.place(ingress(1, 0)).worker;
+                assignments.remove(ingress(1, 0));
+                let again = assignments.place(ingress(1, 0)).worker;
                 assert_eq!(Some(again), expected.worker(ingress(1, 0)), "{names:?}");
             }
         }
@@ -312,59 +323,59 @@ mod tests {
 
     #[test]
     fn queue_in_flight_follows_the_placement_set_meanwhile() {
-        let mut homes = homes(3, Placement::Balanced, &PAIRS);
-        let generation = homes.home(ingress(1, 0)).unwrap().generation;
-        let moves = homes.set_placement(Placement::PerPort);
+        let mut assignments = assignments(3, Placement::Balanced, &PAIRS);
+        let generation = assignments.assignment(ingress(1, 0)).unwrap().generation;
+        let moves = assignments.set_placement(Placement::PerPort);
         let expected = GiveAway { token: ingress(1, 0), from: 0, to: 1 };
         assert!(moves.contains(&expected), "{moves:?}");
         // It was on its way to worker 2 by load.
-        assert_eq!(homes.hand_over(ingress(1, 0), generation, 0, 2), Some(1));
+        assert_eq!(assignments.hand_over(ingress(1, 0), generation, 0, 2), Some(1));
         // The command that was sent meanwhile finds no queue; nor is one handed over twice.
-        assert_eq!(homes.hand_over(ingress(1, 0), generation, 0, 1), None);
-        assert_eq!(homes.worker(ingress(1, 0)), Some(1));
+        assert_eq!(assignments.hand_over(ingress(1, 0), generation, 0, 1), None);
+        assert_eq!(assignments.worker(ingress(1, 0)), Some(1));
     }
 
     #[test]
     fn queue_removed_in_flight_is_not_handed_over() {
-        let mut homes = homes(2, Placement::Balanced, &PAIRS);
-        let old = homes.home(ingress(1, 0)).unwrap().generation;
-        assert_eq!(homes.remove(ingress(1, 0)), Some(0));
-        assert_eq!(homes.hand_over(ingress(1, 0), old, 0, 1), None);
+        let mut assignments = assignments(2, Placement::Balanced, &PAIRS);
+        let old = assignments.assignment(ingress(1, 0)).unwrap().generation;
+        assert_eq!(assignments.remove(ingress(1, 0)), Some(0));
+        assert_eq!(assignments.hand_over(ingress(1, 0), old, 0, 1), None);
         // Nor if its guest has started it again: on the same worker, which serves the new one.
-        let new = homes.place(ingress(1, 0));
-        assert_eq!(homes.hand_over(ingress(1, 0), old, 0, 1), None);
-        assert_eq!(homes.worker(ingress(1, 0)), Some(0));
-        assert_eq!(homes.hand_over(ingress(1, 0), new.generation, 0, 1), Some(1));
+        let new = assignments.place(ingress(1, 0));
+        assert_eq!(assignments.hand_over(ingress(1, 0), old, 0, 1), None);
+        assert_eq!(assignments.worker(ingress(1, 0)), Some(0));
+        assert_eq!(assignments.hand_over(ingress(1, 0), new.generation, 0, 1), Some(1));
     }
 
     #[test]
     fn queue_that_starts_again_begins_where_it_was_and_follows_the_placement() {
-        let mut homes = homes(2, Placement::PerPort, &PAIRS);
-        assert_eq!(homes.worker(ingress(1, 0)), Some(1));
-        homes.set_placement(Placement::Single);
-        assert_eq!(homes.remove(ingress(1, 0)), Some(1));
-        let home = homes.place(ingress(1, 0));
-        let give = home.follow(ingress(1, 0)).unwrap();
-        assert_eq!((home.worker, give.from, give.to), (1, 1, 0));
-        carry_out(&mut homes, &[give]);
+        let mut assignments = assignments(2, Placement::PerPort, &PAIRS);
+        assert_eq!(assignments.worker(ingress(1, 0)), Some(1));
+        assignments.set_placement(Placement::Single);
+        assert_eq!(assignments.remove(ingress(1, 0)), Some(1));
+        let assignment = assignments.place(ingress(1, 0));
+        let give = assignment.follow(ingress(1, 0)).unwrap();
+        assert_eq!((assignment.worker, give.from, give.to), (1, 1, 0));
+        carry_out(&mut assignments, &[give]);
         // Who watches for room has no part in that: it begins where it is to be.
-        assert_eq!(homes.remove(egress(1, 0)), Some(1));
-        let home = homes.place(egress(1, 0));
-        assert_eq!((home.worker, home.follow(egress(1, 0))), (0, None));
+        assert_eq!(assignments.remove(egress(1, 0)), Some(1));
+        let assignment = assignments.place(egress(1, 0));
+        assert_eq!((assignment.worker, assignment.follow(egress(1, 0))), (0, None));
         // Nor has a queue that starts for the first time.
-        assert_eq!(homes.place(ingress(7, 0)).follow(ingress(7, 0)), None);
+        assert_eq!(assignments.place(ingress(7, 0)).follow(ingress(7, 0)), None);
     }
 
     #[test]
     fn moves_by_load_that_came_to_nothing_are_not_requested() {
-        let mut homes = homes(2, Placement::Balanced, &PAIRS);
+        let mut assignments = assignments(2, Placement::Balanced, &PAIRS);
         let request = GiveAway { token: ingress(5, 0), from: 0, to: 1 };
-        assert_eq!(homes.request_move(ingress(5, 0), 1), Some(request));
-        assert_eq!(homes.request_move(ingress(5, 0), 0), None, "it is there");
-        assert_eq!(homes.request_move(ingress(9, 0), 1), None, "it has no home");
-        homes.set_placement(Placement::Single);
-        assert_eq!(homes.request_move(ingress(5, 0), 1), None, "load decides no more");
-        let alone = self::homes(1, Placement::Balanced, &PAIRS);
+        assert_eq!(assignments.request_move(ingress(5, 0), 1), Some(request));
+        assert_eq!(assignments.request_move(ingress(5, 0), 0), None, "it is there");
+        assert_eq!(assignments.request_move(ingress(9, 0), 1), None, "it is not assigned");
+        assignments.set_placement(Placement::Single);
+        assert_eq!(assignments.request_move(ingress(5, 0), 1), None, "load decides no more");
+        let alone = self::assignments(1, Placement::Balanced, &PAIRS);
         assert!(!alone.placement().moves_by_load(1));
     }
 }

@@ -12,11 +12,11 @@ use crate::signals::readable_on;
 /// Starts it, before this process is confined.
 pub(super) fn start() -> Result<(), RunError> {
     let mut command = Command::new(upgrade::program());
-    command.arg("starter");
-    ::os::start_starter(command).map_err(os("cannot start the process that starts programs"))
+    command.arg("helper");
+    ::os::start_helper(command).map_err(os("cannot start the helper process"))
 }
 
-/// Runs `pvswitch starter`: serves the switch at its standard input, until that one ends.
+/// Runs `pvswitch helper`: serves the switch at its standard input, until that one ends.
 ///
 /// # Errors
 /// It was not started by a switch.
@@ -32,5 +32,5 @@ pub fn serve() -> Result<(), AnyError> {
         passt::NAME => passt::command(argument),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     });
-    served.map_err(|error| format!("starter: {error}: a switch starts it").into())
+    served.map_err(|error| format!("helper: {error}: only a switch starts it").into())
 }

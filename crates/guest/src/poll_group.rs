@@ -6,17 +6,17 @@ use switch::poll::{Action, Costs, Policy, Poller, State};
 use switch::time::Instant;
 
 /// A poll policy, and its last action.
-pub(super) struct Judge {
+pub(super) struct PollGroup {
     poller: Poller,
     /// The last action of the policy.
-    pub(super) resting: Action,
+    pub(super) action: Action,
 }
 
 /// Activity of queues, as input of a policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Activity {
     /// Polls of receive rings.
-    pub(super) looks: u64,
+    pub(super) polls: u64,
     pub(super) received: u64,
     pub(super) sent: u64,
 }
@@ -25,7 +25,7 @@ impl Activity {
     /// The difference since `before`; counters may have been reset.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
-            looks: self.looks.saturating_sub(before.looks),
+            polls: self.polls.saturating_sub(before.polls),
             received: self.received.saturating_sub(before.received),
             sent: self.sent.saturating_sub(before.sent),
         }
@@ -35,21 +35,21 @@ impl Activity {
 impl Sum for Activity {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| Self {
-            looks: sum.looks + one.looks,
+            polls: sum.polls + one.polls,
             received: sum.received + one.received,
             sent: sum.sent + one.sent,
         })
     }
 }
 
-impl Judge {
+impl PollGroup {
     /// For rings that are polled from `now` on.
     pub(super) fn new(policy: Policy, costs: fn() -> Costs, now: Instant) -> Self {
         let costs = match policy {
             Policy::Adaptive { .. } => costs(),
             _ => Costs::TYPICAL,
         };
-        Self { poller: Poller::new(policy, costs, now), resting: Action::Poll }
+        Self { poller: Poller::new(policy, costs, now), action: Action::Poll }
     }
 
     pub(super) fn policy(&self) -> Policy {
@@ -74,7 +74,7 @@ impl Judge {
 
     /// Time of the next poll, if any.
     pub(super) fn nap(&self) -> Option<Instant> {
-        match self.resting {
+        match self.action {
             Action::Until(at) => Some(at),
             Action::Poll | Action::Arm => None,
         }
@@ -84,20 +84,20 @@ impl Judge {
     pub(super) fn observe(&mut self, activity: Activity, now: Instant) {
         let sent = if self.serves_both() { activity.sent } else { 0 };
         let frames = activity.received + sent;
-        if activity.looks > 0 || frames > 0 {
+        if activity.polls > 0 || frames > 0 {
             let frames = usize::try_from(frames).unwrap_or(usize::MAX);
-            self.resting = self.poller.next(frames, now);
+            self.action = self.poller.next(frames, now);
         }
     }
 
     /// Records that a notification ended a sleep.
     pub(super) fn wake(&mut self, now: Instant) {
         self.poller.wake(now);
-        self.resting = Action::Poll;
+        self.action = Action::Poll;
     }
 
     pub(super) fn state(&self) -> State {
-        match self.resting {
+        match self.action {
             Action::Poll => State::Hot,
             Action::Until(_) => State::Warm,
             Action::Arm => State::Cold,
