@@ -35,7 +35,7 @@ const BANNED_TEXT: [(&str, &str); 2] = [
 
 /// Words to avoid, and the field's terms for them: whole words in any case, in code, comments,
 /// strings and documents. Only words without another legitimate sense are listed.
-const GLOSSARY: [(&str, &str); 72] = [
+const GLOSSARY: [(&str, &str); 87] = [
     ("told", NOTIFY),
     ("tells", NOTIFY),
     ("telling", NOTIFY),
@@ -108,6 +108,21 @@ const GLOSSARY: [(&str, &str); 72] = [
     ("hostile word", VIOLATION),
     ("hostile words", VIOLATION),
     ("turn about", "alternately"),
+    ("go on", CONTINUE),
+    ("goes on", CONTINUE),
+    ("going on", CONTINUE),
+    ("went on", CONTINUE),
+    ("anew", "again, from the start"),
+    ("dry looks", "empty polls, exhausted"),
+    ("starter", "parent process, helper process"),
+    ("stand by for", STANDBY),
+    ("stands by for", STANDBY),
+    ("stand-by", STANDBY),
+    ("take-over", "failover (of a pair), upgrade"),
+    ("table of addresses", "FDB, address table"),
+    ("hook of libvirt", "libvirt hook"),
+    ("who pays", "which port is charged"),
+    ("what happens beyond", "when the limit is reached"),
 ];
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const POSITION: &str = "is at, is set to, position, offset; runnable (thread)";
@@ -120,10 +135,12 @@ const DROP: &str = "drop, disconnect, remove";
 const REPAIR: &str = "fix up, repair";
 const STUDY: &str = "the original study (author, year, title)";
 const OVERLOAD: &str = "overloaded (worker), full (queue)";
+const CONTINUE: &str = "continue, resume, proceed";
+const STANDBY: &str = "standby (noun and adjective)";
 const IDLE: &str = "idle, at a low rate";
 const VIOLATION: &str = "protocol violation, invalid input";
 /// The wall clock, which jumps, and where it may be read: in log lines, captures and replies to
-/// people. Everything else measures time on a clock that only goes on.
+/// people. Everything else measures time on a monotonic clock.
 const WALL_CLOCKS: [&str; 4] =
     ["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", concat!("ClockId", "::Realtime")];
 const WALL_CLOCK_IN: [&str; 7] = [
