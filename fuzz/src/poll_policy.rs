@@ -68,7 +68,8 @@ fn after(time: Instant, now: Instant, longest: Ns) {
 pub fn explore(data: &[u8]) -> Seen {
     let (mut bytes, mut seen) = (Bytes(data), Seen::default());
     let mut cost = || Ns::new(u64::from(bytes.u8()) << (bytes.u8() % 40));
-    let costs = Costs { wake: cost(), wake_late: cost(), nap: cost(), nap_late: cost() };
+    let costs =
+        Costs { wake: cost(), wake_late: cost(), nap: cost(), nap_late: cost(), ..Costs::TYPICAL };
     let mut now = Instant::START;
     let mut of_poller = policy(&mut bytes);
     assert_eq!(Policy::from_bits(of_poller.to_bits()), of_poller);

@@ -198,11 +198,6 @@ impl Counts {
     }
 }
 
-/// Whether this is CI: `CI` is set in the environment.
-pub fn in_ci() -> bool {
-    std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false")
-}
-
 /// Names of all steps, and of those of the weekly form.
 pub fn names() -> [Vec<&'static str>; 2] {
     [&STEPS[..], &weekly::STEPS].map(|steps| steps.iter().map(|step| step.name).collect())
@@ -222,7 +217,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         return Err(format!("no step '{unknown}'; there are: {}", known.join(", ")));
     }
     let begun = Instant::now();
-    let limited = in_ci();
+    let limited = crate::command::in_ci();
     let mut counts = Counts::default();
     let mut failures = Vec::new();
     let run_those = |beside: bool| -> Vec<(&str, Outcome)> {

@@ -54,6 +54,11 @@ pub fn succeed(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
 
+/// Whether this is CI: `CI` is set in the environment.
+pub fn in_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,7 +52,7 @@ const TUNABLES: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast
 /// What is wrong with the arguments or the baseline; a program that cannot be built or run.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let in_ci = crate::ci::in_ci();
+    let in_ci = crate::command::in_ci();
     let (write, bisect, file) = match words[..] {
         [] => (false, in_ci, root.join(BASELINE)),
         ["--bisect"] => (false, true, root.join(BASELINE)),

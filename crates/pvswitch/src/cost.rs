@@ -1,7 +1,7 @@
 //! Costs of sleeping and of copying on this machine, measured at start.
 //!
-//! Sleeping is measured with two threads on the program's CPUs: one sleeps, on the first worker's CPU if that
-//! is pinned, and the other wakes it.
+//! Sleeping is measured with two threads on the program's CPUs: one sleeps, on the first worker's
+//! CPU if that is pinned, and the other wakes it.
 //! A wake-up through an eventfd costs a few microseconds on bare metal and tens of microseconds in
 //! a nested VM, where the interrupt and the halt exit the guest. A poll policy that assumed either
 //! would be wrong on the other.

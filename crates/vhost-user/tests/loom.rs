@@ -310,7 +310,7 @@ fn frames_are_delivered(features: Features, wakes: bool) {
     same_memory(features, Side::Egress, wakes, |rig| rig.deliver(2), judge);
 }
 
-/// The ring goes on in another file, in which it has a frame for which the guest does not kick: it
+/// The ring continues in another file, where it has a frame for which the guest does not kick: it
 /// does not know where the device armed. Then the guest sends up to frame `last`.
 fn other_memory(features: Features, wakes: bool, last: u8) {
     check(move || {

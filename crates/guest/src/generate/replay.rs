@@ -157,7 +157,7 @@ mod tests {
             // The longest nap, if a quarter takes longer.
             let wanted = if rate < 0.05 { 0.048..0.05 } else { 0.2..0.32 };
             assert!(wanted.contains(&share), "{rate}: {share}");
-            assert_eq!(replay.dry, 0);
+            assert_eq!(replay.polls_exhausted, 0);
         }
     }
 }

@@ -382,7 +382,7 @@ fn frames_beyond_the_ring_wait_in_the_queue_and_stay_in_order() {
     }
     assert_eq!((tx.room(64).unwrap(), device.take()), (9, 2));
     let sent: Vec<u64> = device.bufs.iter().map(|bufs| bufs[0].0).collect();
-    let buffer = |i: u64| BUFFERS + i * RX_BUFFER;
+    let buffer = |i: u64| BUFFERS + i * u64::from(RX_BUFFER);
     // The last frame has one of the buffers that were free again: that used last.
     let order = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1].map(buffer);
     assert_eq!(sent, order);

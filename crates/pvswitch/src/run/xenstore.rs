@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use os::Backoff;
-use xen_netif::back::{Failure, DomainStore, Tree};
+use xen_netif::back::{DomainStore, Failure, Tree};
 use xen_netif::store::{Store, StoreError};
 
 use super::endpoint::jitter;

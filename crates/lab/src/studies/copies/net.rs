@@ -258,7 +258,7 @@ impl Net {
         let counts = counts.collect::<Result<Vec<_>, _>>()?;
         let counts = Counts { one_switch: self.one_switch, counts };
         let frames = counts.guests(|count, name| count.ingress(name, "frames"));
-        // Afterwards: traffic goes on, and each of these frames must be among the copies.
+        // Afterwards: traffic continues, and each of these frames must be among the copies.
         let copies = self.filter.copies(&self.host)?;
         Ok((copies / frames.max(1.0)).min(1.0))
     }

@@ -141,8 +141,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Serves one connection. At a message of `go_on`, it closes a silent one.
-    fn serve(&self, mut stream: UnixStream, go_on: &mpsc::Receiver<()>) {
+    /// Serves one connection. At a message of `resume`, it closes a silent one.
+    fn serve(&self, mut stream: UnixStream, resume: &mpsc::Receiver<()>) {
         let (mut decoder, mut buf) = (Decoder::default(), [0; 4096]);
         loop {
             let Some(request) = decoder.take().unwrap() else {
@@ -154,7 +154,7 @@ impl Peer {
             };
             if self.silent.load(Ordering::SeqCst) {
                 self.asked.send(()).unwrap();
-                go_on.recv().unwrap();
+                resume.recv().unwrap();
                 if self.silent.load(Ordering::SeqCst) {
                     return;
                 }
@@ -220,7 +220,7 @@ impl Back for Redirected {
 }
 
 #[test]
-fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it_replies() {
+fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_continue_when_it_replies() {
     let dir = std::env::temp_dir().join(format!("pvs-hang-{}", std::process::id()));
     let (of, control) = (Hypervisor::Local(dir.clone()), dir.with_extension("ctl"));
     let mut system = system(control.clone());
@@ -231,11 +231,11 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it
     let path = dir.with_extension("hang");
     let listener = UnixListener::bind(&path).unwrap();
     let (asked, is_asked) = mpsc::channel();
-    let (go_on, goes_on) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel();
     let peer = Arc::new(Peer { silent: AtomicBool::new(false), asked });
     let served = std::thread::spawn({
         let peer = Arc::clone(&peer);
-        move || listener.incoming().take(2).for_each(|s| peer.serve(s.unwrap(), &goes_on))
+        move || listener.incoming().take(2).for_each(|s| peer.serve(s.unwrap(), &resumed))
     });
     let host = Arc::clone(&system.xen[&of].host);
     let redirected = Arc::new(Redirected { host, path: Mutex::new(Some(path.clone())) });
@@ -253,7 +253,7 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it
     let why = system.xen[&of].reconnect.trouble.clone().unwrap();
     assert!(why.0.contains("no reply within 1 s"), "{}", why.0);
     is_asked.recv().unwrap();
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
 
     // The next connection: operators are served while it waits.
     while is_asked.try_recv().is_err() {
@@ -272,7 +272,7 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_go_on_when_it
     // The same connection is used when it replies, until the peer closes it; then the real store.
     peer.silent.store(false, Ordering::SeqCst);
     *redirected.path.lock().unwrap() = None;
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     turn(&mut system, "connected", true);
     served.join().unwrap();
     leave.send(()).unwrap();

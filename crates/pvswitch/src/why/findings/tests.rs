@@ -207,7 +207,7 @@ fn losses_at_a_receiver_are_named_at_a_sender() {
     let words = ["port b drops frames to its guest, possibly from this port: drops_rate", "why b"];
     check(&case, Rank::Note, "elsewhere", &words);
     let none = case.all().into_iter().find(|finding| finding.cause == "none").unwrap();
-    assert!(none.what.starts_with("nothing at this port prevents"), "{}", none.what);
+    assert!(none.what.starts_with("nothing at this port blocks"), "{}", none.what);
     // It is counted at the sender that it concerns; or a copy.
     for counter in ["lost_no_room", "drops_mirror"] {
         let case = Case::healthy().counter(1, "egress", counter, 0, 64);
