@@ -1,9 +1,14 @@
 //! The command line of `pvswitch-lab`, with all studies.
 
+#[path = "common/measured.rs"]
+mod measured;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
+
+use self::measured::{Measured, Run};
 
 const LAB: &str = env!("CARGO_BIN_EXE_pvswitch-lab");
 
@@ -245,7 +250,6 @@ fn a_report_of_several_folders_has_a_folder_of_its_own() {
     assert!(all.join(page.trim()).exists());
 }
 
-/// It under a second name, in a folder of its own: nothing to measure is beside it.
 /// What a rig hands over: six rounds of two kinds, the second of which is twice as fast.
 fn measured() -> Value {
     let runs = (0..6).flat_map(|repeat| {
@@ -262,6 +266,32 @@ fn measured() -> Value {
         "facts": {"about": "a test", "measures": [measure]},
         "axes": [axis("size", &["60"]), axis("kind", &["tap", "new"])],
         "runs": runs.collect::<Vec<_>>()})
+}
+
+#[test]
+fn what_a_benchmark_measured_is_a_folder_of_results() {
+    let dir = folder("import-bench");
+    let run = |repeat, kind: &str, ns| Run {
+        cell: vec!["60".into(), kind.into()],
+        repeat,
+        figures: json!({ "ns": ns }),
+    };
+    let measured = Measured {
+        rig: "test",
+        command: "cargo bench".into(),
+        seconds: 1.0,
+        program: Path::new(LAB),
+        cpus: vec![1],
+        about: "a test".into(),
+        measures: &[("ns", "ns", "time of a frame")],
+        axes: vec![("size", vec!["60".into()]), ("kind", vec!["split".into(), "packed".into()])],
+        runs: vec![run(0, "split", 50.0), run(0, "packed", 40.0)],
+    };
+    let at = |name: &str| dir.join(name).display().to_string();
+    std::fs::write(at("measured.json"), measured.json().to_string()).unwrap();
+    output_of(&["import", &at("measured.json"), "--out", &at("bench")]);
+    let runs = std::fs::read_to_string(at("bench/runs.csv")).unwrap();
+    assert_eq!(runs.lines().count(), 3, "{runs}");
 }
 
 #[test]
@@ -305,6 +335,7 @@ fn what_a_rig_measured_is_a_folder_of_results() {
     fails(&["import", &at("none.json"), "--out", &at("x")], 2, &["none.json"]);
 }
 
+/// It under a second name, in a folder of its own: nothing to measure is beside it.
 #[test]
 fn without_pvswitch_beside_it_a_run_is_refused_and_a_list_is_not() {
     let dir = folder("alone");

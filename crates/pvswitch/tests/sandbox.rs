@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use common::{Dir, Gen, Process, Switch, pvswitch, sender_and_sink, wait_for};
+use common::{may_make_taps, of_interface};
+use guest::vm::Vm;
 
 /// Threads of a process by name: whether filtered, whether without new privileges, and their
-/// effective capabilities.
+/// effective capabilities. Of several of one name the least confined.
 fn threads(pid: u32) -> BTreeMap<String, (bool, bool, u64)> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
@@ -25,9 +27,22 @@ fn threads(pid: u32) -> BTreeMap<String, (bool, bool, u64)> {
         };
         let capabilities = u64::from_str_radix(&field("CapEff:"), 16).unwrap();
         let of = (field("Seccomp:") == "2", field("NoNewPrivs:") == "1", capabilities);
-        all.insert(name.trim().to_string(), of);
+        let least = all.entry(name.trim().to_string()).or_insert(of);
+        *least = (least.0 && of.0, least.1 && of.1, least.2 | of.2);
     }
     all
+}
+
+/// Checks that no thread is less confined after a feature was used, whatever it has started.
+fn check_confined(switch: &Switch, feature: &str) {
+    let threads = threads(switch.pid());
+    for name in SERVING.iter().filter(|name| **name != "capture") {
+        assert_eq!(threads.get(*name), Some(&CONFINED), "{feature}, {name}: {threads:?}");
+    }
+    for (name, (filtered, unprivileged, _)) in &threads {
+        assert!(*filtered && *unprivileged, "{feature}, {name}: {threads:?}");
+    }
+    assert!(!switch.log().contains("--sandbox"), "{feature}: {}", switch.log());
 }
 
 const CONFINED: (bool, bool, u64) = (true, true, 0);
@@ -114,6 +129,101 @@ fn guests_come_and_go_within_the_sandbox() {
     }
     let closers = threads(switch.pid());
     assert_eq!(closers.get("closer"), Some(&CONFINED), "{closers:?}");
+}
+
+/// Sends to all others from a guest of port `a`, until as many frames went out of `port`.
+fn flood(switch: &Switch, dir: &Dir, port: &str) {
+    let sender = Gen::start(&dir.path("a"), &["--rate", "1k"]);
+    wait_for("frames", || switch.counter(port, "egress", "frames") > 100);
+    sender.end();
+}
+
+#[test]
+fn ports_of_a_reload_work_within_the_sandbox() {
+    let dir = Dir::new();
+    let file = dir.text("x.toml");
+    let port = |name: &str| {
+        let socket = dir.text(name);
+        format!("[port.{name}]\nkind = \"vhost-user\"\nsocket = \"{socket}\"\n")
+    };
+    std::fs::write(&file, "").unwrap();
+    let switch = start(&dir, &["--config", &file]);
+    check_confined(&switch, "start");
+    std::fs::write(&file, port("c") + &port("d")).unwrap();
+    assert_eq!(switch.json(&["reload"])["added"].as_array().unwrap().len(), 2);
+    let _sinks = ["c", "d"].map(|name| {
+        let sink = Gen::start(&dir.path(name), &["--mode", "sink"]);
+        switch.wait_up(name, true);
+        sink
+    });
+    flood(&switch, &dir, "c");
+    std::fs::write(&file, port("d")).unwrap();
+    assert_eq!(switch.json(&["reload"])["removed"].as_array().unwrap().len(), 1);
+    flood(&switch, &dir, "d");
+    check_confined(&switch, "reload");
+    switch.shut_down(&dir);
+}
+
+#[test]
+fn new_ports_of_guests_and_xen_work_within_the_sandbox() {
+    let dir = Dir::new();
+    let switch = start(&dir, &[]);
+    for kind in ["vhost-user", "xen-local"] {
+        let at = format!("{kind}:{}", dir.text("c"));
+        switch.json(&["add-port", &format!("c={at}")]);
+        let sink = Gen::connect(&at, &["--mode", "sink"]);
+        switch.wait_up("c", true);
+        flood(&switch, &dir, "c");
+        check_confined(&switch, kind);
+        sink.end();
+        switch.json(&["del-port", "c"]);
+        check_confined(&switch, kind);
+    }
+    switch.shut_down(&dir);
+}
+
+#[test]
+fn new_tap_works_within_the_sandbox() {
+    if !may_make_taps() {
+        return;
+    }
+    let dir = Dir::new();
+    let switch = start(&dir, &[]);
+    let tap = format!("pvssbx{}", std::process::id() % 100_000);
+    switch.json(&["add-port", &format!("h=tap:{tap}")]);
+    switch.wait_up("h", true);
+    flood(&switch, &dir, "h");
+    wait_for("frames in the host", || of_interface(&tap, "statistics/rx_packets") > 100);
+    check_confined(&switch, "TAP");
+    switch.json(&["del-port", "h"]);
+    check_confined(&switch, "TAP");
+    switch.shut_down(&dir);
+}
+
+#[test]
+fn guest_migrates_within_the_sandbox() {
+    let dir = Dir::new();
+    let switch = start(&dir, &[]);
+    switch.json(&["add-port", &dir.port("c", "")]);
+    let [old, new] = ["b", "c"].map(|port| Vm::connect(&dir.path(port)).unwrap());
+    old.post();
+    old.start().unwrap();
+    let log = old.new_log().unwrap();
+    old.log(true).unwrap();
+    old.copy_all(&new);
+    let sender = Gen::start(&dir.path("a"), &["--rate", "200"]);
+    wait_for("frames", || old.used_idx() >= 10);
+    assert_eq!(switch.port("show", "b")["dirty_log"], true);
+    check_confined(&switch, "dirty log");
+    old.enable(false).unwrap();
+    assert!(old.copy_marked(&log, &new) > 0);
+    assert!(old.differences(&new).is_empty());
+    drop(old);
+    new.start().unwrap();
+    switch.wait_up("c", true);
+    sender.end();
+    check_confined(&switch, "migration");
+    switch.shut_down(&dir);
 }
 
 /// Runs a switch for a second in a container whose filter refuses a call: exit status and log.

@@ -174,6 +174,36 @@ fn intervals_are_those_of_resampling() {
     assert_eq!(median_interval(&[2.0; 5]), Some((2.0, 2.0)));
 }
 
+/// They print ratios themselves, with a resampling of their own.
+#[test]
+fn intervals_of_rigs_are_the_same() {
+    let values = [0.91, 0.97, 1.02, 1.05, 1.08, 1.11, 1.19, 1.2, 1.33, 1.5];
+    let program = "import sys; sys.path.insert(0, sys.argv[1]); import rig\n\
+         values = [float(word) for word in sys.argv[2:]]\n\
+         for n in range(4, 11): print(*(rig.median_interval(values[:n]) or ()))";
+    let lib = concat!(env!("CARGO_MANIFEST_DIR"), "/../../rigs/lib");
+    let mut python = std::process::Command::new("python3");
+    python.args(["-B", "-c", program, lib]).args(values.map(|value| value.to_string()));
+    let output = match python.output() {
+        Ok(output) => output,
+        Err(error) => return println!("skipped: python3: {error}"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 7, "{text}");
+    for (n, line) in (4..).zip(text.lines()) {
+        let ends: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        match (median_interval(&values[..n]), &ends[..]) {
+            (None, []) => {}
+            (Some((low, high)), [least, greatest]) => {
+                near(*least, low, 1e-9);
+                near(*greatest, high, 1e-9);
+            }
+            other => panic!("{n}: {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn intervals_cover_the_true_median_about_as_often_as_they_say() {
     let mut numbers = Numbers(11);
