@@ -25,8 +25,8 @@ import fcntl
 import functools
 import http.client
 import json
+import math
 import os
-import random
 import re
 import shlex
 import shutil
@@ -731,13 +731,40 @@ def median_and_spread(values):
 
 
 def median_interval(values):
-    """The 95 % interval of the percentile bootstrap of the median, as the lab's `median_interval`, but by resampling,
-    from a fixed seed; None of fewer than five values."""
+    """The 95 % interval of the percentile bootstrap of the median, exact, as the lab's `median_interval`, with which a
+    test of the lab compares it; None of fewer than five values."""
     if len(values) < 5:
         return None
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(10_000))
-    return medians[249], medians[9749]
+    least, below = None, 0.0
+    for median, chance in sorted(resampled_medians(sorted(values))):
+        below += chance
+        if least is None and below > 0.025:
+            least = median
+        if below >= 0.975 - 1e-12:
+            return least, median
+
+
+def resampled_medians(values):
+    """Every median that a resample of these sorted values can have, with its probability."""
+    n, half = len(values), len(values) // 2
+
+    def at_least(k, p):
+        return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+    # The middle draw is value i if more than half of the draws are at most that, and not all of these are less.
+    if n % 2:
+        return [(values[i], at_least(half + 1, (i + 1) / n) - at_least(half + 1, i / n)) for i in range(n)]
+    # The two draws in the middle are values i and j: half of the draws are at most i, the others at least j.
+    medians = []
+    for i in range(n):
+        same = at_least(half, (i + 1) / n) - at_least(half, i / n)
+        for j in range(i + 1, n):
+            ways = (i + 1) ** half - i**half, (n - j) ** half - (n - j - 1) ** half
+            chance = math.comb(n, half) * ways[0] * ways[1] / n**n
+            medians.append(((values[i] + values[j]) / 2, chance))
+            same -= chance
+        medians.append((values[i], max(same, 0.0)))
+    return medians
 
 
 def ratio_words(ratios):
