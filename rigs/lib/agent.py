@@ -1,9 +1,7 @@
 """Virtual machines that are driven command by command: the agent inside them, and its caller."""
 
 import lzma
-import os
 import re
-import socket
 import struct
 import time
 
@@ -44,9 +42,7 @@ class Agent:
         self.name, self.process = name, process
         self._unread = b""
         self._commands = 0
-        rig.wait_for(f"agent socket of {name}", lambda: os.path.exists(path) or process.need_alive())
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
+        self._socket = rig.connect_when_listening(f"agent socket of {name}", path, process)
         r.undo(self._socket.close)
 
     def close(self):

@@ -318,6 +318,22 @@ def wait_socket(path, timeout_s=20):
     wait_for(f"socket {path}", lambda: os.path.exists(path), timeout_s)
 
 
+def connect_when_listening(what, path, process, timeout_s=30):
+    """A connection to the Unix socket of a process that was started. A socket file exists before its owner listens."""
+
+    def attempt():
+        process.need_alive()
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        return connection
+
+    return wait_for(what, attempt, timeout_s)
+
+
 class Control(http.client.HTTPConnection):
     """A connection to the control socket of a switch, kept open: a request starts no process."""
 

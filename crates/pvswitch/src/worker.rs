@@ -30,10 +30,6 @@ use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
 use self::rt_throttle::RtThrottle;
 use crate::pool::{Pool, PoolError};
 
-/// Sleep after which a worker on the only CPU first lets its senders run: shorter, frames arrive
-/// closer to one another than a timer tick, for which a busy thread may keep the CPU then.
-const SHORT_SLEEP: Ns = Ns::from_ms(5);
-
 /// Starts the thread of worker `index`, pinned to `cpu` if given.
 ///
 /// # Errors
@@ -372,7 +368,6 @@ impl Worker {
             stats.asleep.store(!naps, Ordering::Relaxed);
             let began = self.time;
             self.poll_kicks(timeout);
-            self.yield_to_senders(began);
             if let Some(throttle) = &mut self.throttle {
                 throttle.record(began, self.time);
             }
@@ -380,17 +375,6 @@ impl Worker {
             self.pool.common.report_activity();
         }
         self.scheduler.record_wait(sleeps);
-    }
-
-    /// With one CPU, after a sleep since `began` that was short: lets the threads run on whose
-    /// frame ended it, so that several frames are forwarded at once, not each by itself. A worker
-    /// with priority would preempt its senders at each frame.
-    fn yield_to_senders(&mut self, began: Instant) {
-        let has_one_cpu = self.pool.common.costs.wake == Ns::ZERO;
-        if has_one_cpu && self.time - began < SHORT_SLEEP {
-            std::thread::yield_now();
-            self.time = self.now();
-        }
     }
 
     /// Collects pending kicks; with a time-out other than 0, waits for one.

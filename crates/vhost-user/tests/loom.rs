@@ -28,6 +28,7 @@ use vhost_user::feature;
 use vhost_user::foreign::ForeignFd;
 use vhost_user::message::{FrontendReq, MemRegion, Message, NO_FD, VringAddr, VringState};
 use vhost_user::net::{Host, NetDevice, NetOptions, Pair, Side};
+use vhost_user::port::GuestQueue;
 
 const GUEST: u64 = 0x10_0000;
 const LEN: u64 = 0x4000;

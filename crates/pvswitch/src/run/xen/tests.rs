@@ -138,6 +138,13 @@ struct Peer {
     silent: AtomicBool,
     /// Reports a request that gets no reply yet.
     asked: mpsc::Sender<()>,
+    /// The switch's control socket.
+    control: PathBuf,
+}
+
+/// Ends a wait of the control thread: what another thread reported before is seen then.
+fn wake(control: &Path) {
+    let _ = UnixStream::connect(control);
 }
 
 impl Peer {
@@ -154,6 +161,7 @@ impl Peer {
             };
             if self.silent.load(Ordering::SeqCst) {
                 self.asked.send(()).unwrap();
+                wake(&self.control);
                 resume.recv().unwrap();
                 if self.silent.load(Ordering::SeqCst) {
                     return;
@@ -232,7 +240,7 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_continue_when
     let listener = UnixListener::bind(&path).unwrap();
     let (asked, is_asked) = mpsc::channel();
     let (resume, resumed) = mpsc::channel();
-    let peer = Arc::new(Peer { silent: AtomicBool::new(false), asked });
+    let peer = Arc::new(Peer { silent: AtomicBool::new(false), asked, control: control.clone() });
     let served = std::thread::spawn({
         let peer = Arc::clone(&peer);
         move || listener.incoming().take(2).for_each(|s| peer.serve(s.unwrap(), &resumed))
@@ -260,13 +268,19 @@ fn xenstored_that_hangs_does_not_block_the_control_thread_and_vifs_continue_when
         assert!(!system.stop, "no further connection");
         system.round().unwrap();
     }
-    let asks =
-        std::thread::spawn(move || api::control::call(&control, &api::Request::Show).unwrap());
-    while !asks.is_finished() {
+    let (replied, shown) = mpsc::channel();
+    let asks = std::thread::spawn(move || {
+        replied.send(api::control::call(&control, &api::Request::Show).unwrap()).unwrap();
+        wake(&control);
+    });
+    let shown = loop {
+        if let Ok(shown) = shown.try_recv() {
+            break shown;
+        }
         assert!(!system.stop, "no reply to an operator");
         system.round().unwrap();
-    }
-    let shown = asks.join().unwrap();
+    };
+    asks.join().unwrap();
     assert_eq!(shown["ports"][0]["xen"]["xenstore"], "lost");
     turn(&mut system, "lost", true);
     // The same connection is used when it replies, until the peer closes it; then the real store.
