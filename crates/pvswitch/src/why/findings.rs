@@ -262,18 +262,18 @@ fn link(port: &Value) -> Vec<Finding> {
 /// What to do about a port whose interface, or its network namespace, is missing or down.
 fn down_remedy(name: &str, kind: &str, error: &str) -> String {
     let what = if error.contains("network namespace") && error.contains("does not exist") {
-        "make the network namespace (ip netns add NAME)"
+        "create the network namespace (ip netns add NAME)"
     } else if kind.starts_with("af-") {
-        "set the interface up, or make it if it does not exist"
+        "set the interface up, or create it if it does not exist"
     } else {
         return format!(
-            "make its interface again, then `pvswitch ctl del-port {name}` and `pvswitch ctl \
+            "create its interface again, then `pvswitch ctl del-port {name}` and `pvswitch ctl \
              add-port`"
         );
     };
     format!(
-        "{what}: the port follows within a second; if its name is wrong, correct it in the file, \
-         then `pvswitch ctl reload`"
+        "{what}: the port follows within a second; if its name is wrong, correct it in the \
+         configuration file, then `pvswitch ctl reload`"
     )
 }
 
