@@ -8,6 +8,7 @@ Commands reach dom0 on a virtio-serial port, and a guest on another one, which d
 guest's Xen console.
 """
 
+import re
 import shutil
 from pathlib import Path
 
@@ -298,7 +299,7 @@ class Machine(agent.Agent):
             "-machine", "q35", *CLOCKS[clock], "-cpu", CPU,
             "-smp", str(cpus), "-m", "2560M",
             "-kernel", cache / "xen",
-            "-append", f"console=com1 com1=115200 dom0_mem=1400M noreboot {XEN_MITIGATIONS}",
+            "-append", f"console=com1 com1=115200 dom0_mem=1400M noreboot guest_loglvl=all {XEN_MITIGATIONS}",
             "-initrd", f"{cache}/vmlinux {KERNEL_WORDS},{image}",
             "-serial", f"file:{r.out / 'console.log'}",
             "-device", "virtio-serial-pci", *ports,
@@ -324,6 +325,8 @@ class Guest(agent.Agent):
         lines = [
             f'type="{kind}"', f'name="{name}"', f"memory={GUEST_MIB}", f"vcpus={vcpus}", 'kernel="/guest/vmlinux"',
             'ramdisk="/guest/guest.cpio"', f'extra="{words}"',
+            # Its console keeps the reason.
+            'on_crash="preserve"',
         ]  # fmt: skip
         if vif:
             lines.append(f'vif=["mac={self.mac},{vif}"]')
@@ -395,6 +398,34 @@ class Guest(agent.Agent):
     def detach(self):
         self.machine.must(f"xl network-detach {self.name} {self.mac}", timeout_s=60)
         self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] || exit 0; sleep 0.1; done; exit 1", timeout_s=60)
+
+    def run(self, command, timeout_s=20):
+        try:
+            return super().run(command, timeout_s)
+        except rig.Failure as error:
+            raise rig.Failure(f"{error}; {self.examine()}") from error
+
+    def has_crashed(self):
+        """Crashed domains are kept; one that ended in another way has gone."""
+        status, text = self.machine.run(f"xl list {self.name}")
+        state = text.split()[-2] if status == 0 else "gone"
+        return "c" in state or "d" in state or state == "gone"
+
+    def examine(self):
+        """Of a guest that does not answer: whether its processors run, its network answers, and the last words of its
+        console; details go to a file."""
+        show = f"xl vcpu-list {self.name}"
+        _, text = self.machine.run(
+            f"cat /var/log/xen/xl-{self.name}.log; xl list; {show}; sleep 2; {show}; ping -c 3 -W 2 {self.ip};"
+            " cat /proc/interrupts; pvswitch ctl --control /run/pvswitch.sock show;"
+            " for key in q e r; do xl debug-keys $key; done; xl dmesg | tail -n 400", timeout_s=60)  # fmt: skip
+        text += f"\nConsole:\n{self._unread.decode(errors='replace')}"
+        file = self.machine.r.out / f"{self.name}.hung"
+        file.write_text(text)
+        answers = re.search(r"\d+ packets received|\d+ received", text)
+        processors = re.findall(rf"^{self.name} +\d+ +\d+ +\S+ +(\S+) +(\S+)", text, re.MULTILINE)
+        return (f"its processors, state and seconds of CPU, twice: {' '.join(map(' '.join, processors)) or 'none'};"
+                f" ping: {answers[0] if answers else 'none'}; {rig.last_line(text)}; see {file}")  # fmt: skip
 
     def store(self, key):
         """A key of the NIC's frontend directory, or nothing."""
