@@ -470,7 +470,9 @@ impl XenLink {
     fn handle(&mut self, events: &[String]) -> Result<(), Lost> {
         let status = self.poll().map_err(|_| Lost)?;
         let reconnected = events.iter().any(|token| token == RECONNECTED);
-        if self.handshake.rings().is_stopped() || reconnected && status != Status::Up {
+        // The next back end of a kept switch may be in InitWait: it connects to the same rings.
+        let continues = matches!(status, Status::Up | Status::Waiting);
+        if self.handshake.rings().is_stopped() || reconnected && !continues {
             return Err(Lost);
         }
         // No state shows whether the back end is a new process: InitWait and Connected may arrive

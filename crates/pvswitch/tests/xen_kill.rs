@@ -2,12 +2,15 @@
 
 mod common;
 
-use std::time::Duration;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use common::{
-    Dir, Gen, RECEIVER, Switch, kill, kill_and_wait, kill_while_connecting, wait_for,
-    wait_for_next, wait_until_settled,
+    Bystanders, Dir, Gen, RECEIVER, Switch, kill, kill_and_wait, kill_while_connecting, pvswitch,
+    wait_for, wait_for_next, wait_until_settled,
 };
+use serde_json::Value;
 
 const SENDER: &str = "02:00:00:00:00:01";
 /// Most frames of one burst: what a kill may deliver twice.
@@ -142,4 +145,154 @@ fn front_ends_that_connect_at_the_kill_are_served_or_disconnected() {
     let (sender, sink) = sender_and_sink(&switch, &dir, ["xen-local"; 2]);
     switch.wait_for_frames("a", 200);
     drop((sender, sink));
+}
+
+/// Descriptors of the switch and of its store, and its mappings of memory; without `/dev/null`,
+/// which each thread opens once.
+fn holds(switch: &Switch) -> [usize; 3] {
+    let (pid, keeper) = (switch.pid(), switch.process.0.id());
+    let descriptors = |pid: u32| {
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let fds = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        fds.filter(|to| to != Path::new("/dev/null")).count()
+    };
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    [descriptors(pid), descriptors(keeper), maps.matches("memfd:").count()]
+}
+
+/// A switch of ports `a` and `b` for vhost-user and `c` to `f` for vifs, whose process panics at
+/// this place (`PVSWITCH_PANIC_AT`).
+fn panicking(dir: &Dir, at: &str) -> Switch {
+    let mut command = pvswitch();
+    command.args(["run", "--quiet", "--keep", "--control", &dir.text("ctl")]);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let kind = if ["a", "b"].contains(&name) { "vhost-user" } else { "xen-local" };
+        command.args(["--port", &port(dir, name, kind)]);
+    }
+    command.env("PVSWITCH_PANIC_AT", at).stdout(Stdio::null());
+    let switch = Switch::spawn(dir, command);
+    // No frame is flooded: learned addresses may be lost with the process.
+    for (end, port) in [("a1", "a"), ("a2", "b"), ("02", "d"), ("0f", "f")] {
+        switch.json(&["fdb", "add", &format!("02:00:00:00:00:{end}"), port]);
+    }
+    switch
+}
+
+/// Waits for the process after `before`, and calls `meanwhile`; returns an instant before the end
+/// of that one.
+fn wait_for_panic(switch: &Switch, before: u32, mut meanwhile: impl FnMut()) -> Instant {
+    let mut lived = Instant::now();
+    wait_for("a panic", || {
+        meanwhile();
+        let now = Instant::now();
+        let show = switch.ctl(&["show", "--json"]).stdout;
+        let show: Value = serde_json::from_slice(&show).unwrap_or_default();
+        if show["pid"] == before {
+            lived = now;
+        }
+        show["pid"].is_u64() && show["pid"] != before
+    });
+    lived
+}
+
+/// The guest of `c` sends to that of `d`, and the process panics at `at` each time: only the vifs
+/// of `costs` lose their rings, each time for longer, and are set up again with the same guests.
+fn panics_cost(at: &str, costs: &[&str]) {
+    if !cfg!(debug_assertions) {
+        println!("skipped: panics on demand need debug assertions");
+        return;
+    }
+    let dir = Dir::new();
+    let switch = panicking(&dir, at);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let vif = |name, args: &[&str]| guest(&dir, name, "xen-local", args);
+    let (other, rate) = ("02:00:00:00:00:0f", ["--rate", "1k"]);
+    let other_sink = vif("f", &["--mode", "sink", "--mac", other]);
+    switch.wait_up("f", true);
+    let other_sender = vif("e", &[&rate[..], &["--peer", other]].concat());
+    switch.wait_up("e", true);
+    wait_until_settled(&switch);
+    kill_and_wait(&switch);
+    let before = holds(&switch);
+
+    let mut sink = vif("d", &["--mode", "sink", "--mac", RECEIVER]);
+    switch.wait_up("d", true);
+    let mut pid = switch.pid();
+    let to_d = [&rate[..], &["--peer", RECEIVER]].concat();
+    let mut sender = vif("c", &to_d);
+    let mut lived = None;
+    for n in 0..3 {
+        // A guest waits for some seconds until it is connected, and indefinitely once it was.
+        let earlier = lived.replace(wait_for_panic(&switch, pid, || {
+            if !sender.0.lives() {
+                assert!(at.starts_with("message"), "{}", switch.log());
+                sender = vif("c", &to_d);
+            }
+        }));
+        pid = switch.pid();
+        if let Some(held) = earlier.map(|earlier| earlier.elapsed()) {
+            assert!(held >= Duration::from_secs(1 << n), "{held:?}\n{}", switch.log());
+        }
+        pair.wait_for_replies(&switch);
+        switch.wait_for_frames("e", 50);
+    }
+    // Its grants and channels are given back; what the guest itself holds is not.
+    let mut held = Value::Null;
+    wait_for("a vif that is held down", || {
+        held = switch.port("show", "c");
+        held["xen"]["state"] == "held down after a panic of the switch"
+    });
+    let used = |of: &str| held["account"][of]["used"].as_u64();
+    assert_eq!((&held["up"], &held["xen"]["queues"]), (&false.into(), &0.into()), "{held}");
+    assert_eq!((used("mappings"), used("mapped-bytes")), (Some(0), Some(0)), "{held}");
+    sender.0.kill();
+    let state = |name: &str| switch.port("show", name)["xen"]["state"].clone();
+    let is_gone = |name: &str| state(name).as_str().unwrap().starts_with("waiting for the tool");
+    wait_for("the guest to be gone", || is_gone("c"));
+    // The receiver is as it was, or is connected again.
+    switch.wait_up("d", true);
+    assert!(sink.0.lives());
+    sink.0.kill();
+    wait_for("the receiver to be gone", || is_gone("d"));
+    wait_for("what they had to be given back", || {
+        holds(&switch).iter().zip(before).all(|(now, before)| *now <= before)
+    });
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let lines = switch.log();
+        let lines = lines.lines().filter(|line| line.contains(&format!("port {name}: ")));
+        let [panics, again] = ["the switch panicked while it served this port", "set up again"]
+            .map(|what| lines.clone().filter(|line| line.contains(what)).count());
+        let shown = switch.port("show", name)["errors"]["panic"].as_u64();
+        match costs.contains(&name) {
+            true => assert!(panics >= 3 && shown == Some(panics as u64), "{}", switch.log()),
+            false => assert_eq!((panics, again, shown), (0, 0, None), "{name}\n{}", switch.log()),
+        }
+    }
+    // The next guest is served; with the others, this would be a panic.
+    if at.starts_with("to") {
+        let _next = vif("c", &["--mode", "sink"]);
+        switch.wait_up("c", true);
+    }
+    assert!(!switch.log().contains("connections are not restored"), "{}", switch.log());
+    let sent = other_sender.end()["sent_frames"].as_u64().unwrap();
+    let aged = switch.counter("f", "egress", "lost_aged");
+    let got = other_sink.end();
+    assert!(got["received_frames"].as_u64().unwrap() + aged >= sent, "{sent}, {aged}: {got}");
+    switch.check_connected_once(&["a", "b"]);
+    pair.end();
+}
+
+#[test]
+fn panic_amid_a_burst_costs_its_vif_only() {
+    panics_cost("from:2", &["c"]);
+}
+
+#[test]
+fn panic_during_a_delivery_costs_the_vifs_of_sender_and_receiver_only() {
+    panics_cost("to:3", &["c", "d"]);
+}
+
+#[test]
+fn panic_at_keys_of_a_front_end_costs_its_vif_only() {
+    panics_cost("message:2", &["c"]);
 }

@@ -148,6 +148,21 @@ impl Attach {
         }
     }
 
+    /// Errors of its peer, of a kind of which they are counted.
+    pub(super) fn errors(&self) -> Option<&Errors> {
+        match self {
+            Self::Xen(port) => Some(&port.errors),
+            _ => Some(&self.endpoint()?.errors),
+        }
+    }
+
+    pub(super) fn errors_mut(&mut self) -> Option<&mut Errors> {
+        match self {
+            Self::Xen(port) => Some(&mut port.errors),
+            _ => Some(&mut self.endpoint_mut()?.errors),
+        }
+    }
+
     /// Its listening socket, if it has one.
     pub(super) fn listener(&self) -> Option<&Listener> {
         self.endpoint()?.listener.as_ref()

@@ -92,11 +92,14 @@ impl System {
                 Attach::VhostUser(_) | Attach::Stream(_) => {
                     format!("; its peer may connect again in {} s", time.as_secs())
                 }
+                Attach::Xen(_) => format!("; its vif is set up again in {} s", time.as_secs()),
                 _ => String::new(),
             };
             tracing::error!(port = name, "{what}; please report the lines above{until}");
+            if let Some(errors) = state.attach.errors_mut() {
+                errors.count("panic", what.into());
+            }
             let Some(end) = state.attach.endpoint_mut() else { continue };
-            end.errors.count("panic", what.into());
             if end.connects() {
                 end.retry = Some(at);
             } else {

@@ -256,9 +256,8 @@ fn read_marks(live: &StateFile, offer: &Offer, left: &mut Left, errors: &mut Vec
     live.marks(ATTEMPTS, &mut mark);
     let [quick, began] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| mark[at + i])));
     let now = os::monotonic().as_nanos() as u64;
-    // A panic is not due to the other ports, if its own are held down: those of vifs are not.
-    let holds_down = |id| offer.ports.iter().any(|port| port.id == id && port.xen.is_none());
-    let is_contained = !left.panicked.is_empty() && left.panicked.keys().copied().all(holds_down);
+    // A panic is not due to the other ports, and its own are held down.
+    let is_contained = !left.panicked.is_empty();
     let is_quick = began != 0 && now.saturating_sub(began) < QUICK_NS && !is_contained;
     let quick = if is_quick { quick + 1 } else { 0 };
     if quick >= u64::from(QUICK_MAX) {

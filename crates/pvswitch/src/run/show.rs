@@ -113,7 +113,9 @@ impl System {
         if let Some(end) = state.attach.endpoint() {
             value["connected"] = state.attach.is_connected().into();
             value["connections"] = end.connections.into();
-            end.errors.show(&mut value);
+        }
+        if let Some(errors) = state.attach.errors() {
+            errors.show(&mut value);
         }
         if matches!(state.attach, Attach::Tap(_) | Attach::Xdp(_)) {
             value["interface_losses"] = state.interface_losses.into();

@@ -430,6 +430,9 @@ impl System {
             match (&port.xen, left.and_then(|left| left.lost.get(&port.id))) {
                 (Some(_), Some(why)) => {
                     tracing::warn!(port = port.name, "its vif is set up again: {why}");
+                    if let Some(time) = left.and_then(|left| left.panicked.get(&port.id)) {
+                        self.hold_vif(&port.name, Instant::now() + *time);
+                    }
                 }
                 (Some(offer), None) => self.adopt_vif(&port.name, offer),
                 (None, _) => {}
@@ -471,6 +474,9 @@ impl System {
         let state = self.ports.get_mut(&offer.name);
         let Some(attach) = state.map(|state| &mut state.attach) else { return };
         let is_connected = attach.is_connected();
+        if let Some(errors) = attach.errors_mut() {
+            *errors = Errors::import(&offer.errors, offer.last_error.clone());
+        }
         if let Some(end) = attach.endpoint_mut() {
             if end.connects() && !is_connected {
                 end.retry = Some(Instant::now());
@@ -478,7 +484,6 @@ impl System {
             let passt = offer.passt.and_then(|at| fds.take(at).ok());
             end.passt = passt.map(passt::Process::Inherited);
             end.connections = offer.connections;
-            end.errors = Errors::import(&offer.errors, offer.last_error.clone());
         }
     }
 

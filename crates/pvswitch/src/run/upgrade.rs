@@ -322,7 +322,9 @@ pub(super) fn port_offer<'a>(
         offer.listener = end.listener.as_ref().map(|listener| listener_state(listener, fds));
         offer.passt = end.passt.as_ref().map(|process| export_fd(fds, process.as_fd()));
         offer.connections = end.connections;
-        (offer.errors, offer.last_error) = end.errors.export();
+    }
+    if let Some(errors) = state.attach.errors() {
+        (offer.errors, offer.last_error) = errors.export();
     }
     match &state.attach {
         Attach::VhostUser(vhost) => {

@@ -196,6 +196,17 @@ impl System {
         }
     }
 
+    /// Gives up the rings of a vif that another process served when it panicked, and does not serve
+    /// it before `until`.
+    pub(super) fn hold_vif(&mut self, name: &str, until: Instant) {
+        let Some(Attach::Xen(port)) = self.ports.get_mut(name).map(|port| &mut port.attach) else {
+            return;
+        };
+        if let Some(handshake) = &mut port.handshake {
+            handshake.hold_down(until);
+        }
+    }
+
     /// Serves the rings of an adopted vif.
     pub(super) fn resume_vif(&mut self, name: &str, at: Option<&RingPositions>) {
         let Some(port) = self.ports.get_mut(name) else { return };

@@ -13,6 +13,7 @@ use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::schedule::token;
+use switch::serving::{Serving, panic_on_demand};
 use switch::tuning::Tuning;
 use xen_netif::back::{Bus, DomainStore, Failure, Handshake, Interface, Queues, Socket, Tree};
 use xen_netif::back::{VifId, VifState};
@@ -20,6 +21,7 @@ use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
+use super::accounts::Errors;
 use super::reload::Leaving;
 use super::vif_tap::{self, VifTap, Wired};
 use super::vifs::XenInherited;
@@ -89,6 +91,7 @@ pub(super) struct XenPort {
     pub(super) handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// State in the record for the next process, if this one is killed.
     kept: VifState,
+    pub(super) errors: Errors,
     /// Last state logged.
     logged: String,
     /// Event channel of its control ring, if it has one.
@@ -145,6 +148,12 @@ impl Queues for VifQueues {
 
     fn interface(&self) -> Interface {
         self.tap.as_ref().map_or(Interface::None, Wired::interface)
+    }
+
+    fn serving(&self) -> Option<Serving> {
+        let serving = Serving::port(self.port.id);
+        panic_on_demand("message", self.port.id);
+        Some(serving)
     }
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
@@ -266,6 +275,7 @@ impl System {
             tap,
             handshake: Some(Box::new(handshake)),
             kept: VifState::default(),
+            errors: Errors::default(),
             logged: String::new(),
             control: None,
             control_due: None,
@@ -494,6 +504,7 @@ impl System {
     pub(super) fn serve_control(&mut self, name: &str) {
         // A request of which a killed process did a part costs the vif its rings, not the reply.
         self.begin_message(name);
+        let _serving = self.ports.get(name).map(|state| Serving::port(state.port.id));
         let Some(port) = self.xen_port(name) else { return };
         let begin = Instant::now();
         port.control_due = Some(begin + CONTROL_INTERVAL);

@@ -180,6 +180,8 @@ pub struct Counted {
     /// Adopted rings, until they are resumed.
     pub adopted: usize,
     pub resumes: usize,
+    /// How often rings of another process were given up.
+    pub released: usize,
     pub claimed_by: Option<String>,
     /// `None`: it has no interface.
     pub interface: Option<Interface>,
@@ -215,6 +217,10 @@ impl Plug for Counted {
 
     fn disconnect(&mut self) {
         (self.held, self.adopted) = (0, 0);
+    }
+
+    fn release_kept(&mut self) {
+        self.released += 1;
     }
 
     fn adopt(&mut self, request: &Request) -> Result<(), Refused> {

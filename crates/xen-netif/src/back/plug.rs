@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use shm::{Area, Domain, Mapping, Private};
 use switch::account::{Account, Charge};
+use switch::serving::Serving;
 
 use super::keys::{FrontFeatures, QueueKeys, Refused, Request};
 use super::vif::{Interface, Plug, Settings, VifId};
@@ -30,6 +31,10 @@ pub trait Queues {
     /// The interface of the host for the vif; by default it has none.
     fn interface(&self) -> Interface {
         Interface::None
+    }
+    /// Notes which port is served while what its guest wrote is read, until the note is dropped.
+    fn serving(&self) -> Option<Serving> {
+        None
     }
     /// Returns a function that logs why static grants could not be mapped; a guest can cause any
     /// number of calls.
@@ -555,10 +560,8 @@ impl<Q: Queues> Plug for Socket<Q> {
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
         self.end();
-        if let Some(kept) = self.kept.take() {
-            // They cannot be bound while another process's descriptors are.
-            kept.bound().iter().for_each(|bound| self.host.unbind(bound));
-        }
+        // They cannot be bound while another process's descriptors are.
+        self.release_kept();
         let ready = self.ready(request)?;
         self.run(ready, None)
     }
@@ -591,6 +594,16 @@ impl<Q: Queues> Plug for Socket<Q> {
     fn disconnect(&mut self) {
         self.ready = None;
         self.end();
+    }
+
+    fn release_kept(&mut self) {
+        if let Some(kept) = self.kept.take() {
+            kept.bound().iter().for_each(|bound| self.host.unbind(bound));
+        }
+    }
+
+    fn serving(&self) -> Option<Serving> {
+        self.queues.serving()
     }
 }
 

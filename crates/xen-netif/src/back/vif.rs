@@ -21,6 +21,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use switch::serving::Serving;
 
 use super::keys::{self, Offer, ReadError, Refused, Request};
 use super::plug::RingPositions;
@@ -91,6 +92,12 @@ pub trait Plug {
     fn set(&mut self, settings: &Settings);
     /// Stops queues and releases all resources, if there are any.
     fn disconnect(&mut self);
+    /// Releases what another process's rings still hold: they are not adopted.
+    fn release_kept(&mut self);
+    /// Notes which port is served while what its guest wrote is read, until the note is dropped.
+    fn serving(&self) -> Option<Serving> {
+        None
+    }
     /// Maps and binds the rings of another process, which still serves them: all of them, or none
     /// with a reason.
     fn adopt(&mut self, request: &Request) -> Result<(), Refused>;
@@ -190,6 +197,8 @@ pub struct Handshake<P> {
     /// Whether Reconfigured was written.
     reconfigured: bool,
     has_been_read: bool,
+    /// Until then, nothing that the guest wrote is read.
+    held_until: Option<Instant>,
     polls: Bucket,
     connects: Bucket,
     due: Option<Instant>,
@@ -224,6 +233,7 @@ impl<P: Plug> Handshake<P> {
             store_error: None,
             reconfigured: false,
             has_been_read: false,
+            held_until: None,
             polls: Bucket::new(POLLS.0, POLLS.1, now),
             connects: Bucket::new(CONNECTS.0, CONNECTS.1, now),
             due: None,
@@ -250,10 +260,25 @@ impl<P: Plug> Handshake<P> {
         &mut self.plug
     }
 
+    /// Has the vif not served before `until`: the rings of the process before are given up, and the
+    /// next [`start`](Self::start) only withdraws the carrier.
+    pub fn hold_down(&mut self, until: Instant) {
+        self.plug.release_kept();
+        self.held_until = Some(until);
+    }
+
+    fn is_held(&self, now: Instant) -> bool {
+        self.held_until.is_some_and(|until| now < until)
+    }
+
     /// Starts to follow the vif; also after a reconnect to xenstore, which has dropped all watches.
     /// Then as [`poll`](Self::poll).
     pub fn start<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         self.watched = false;
+        if self.is_held(now) {
+            let withdrawn = self.write_keys(store, &[pair("carrier", 0)]).map(|_| ());
+            self.retry_later(store, withdrawn, now)?;
+        }
         self.poll(store, now)
     }
 
@@ -275,6 +300,14 @@ impl<P: Plug> Handshake<P> {
     /// [`Failure`]: the store has disconnected, for all vifs.
     pub fn poll<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         self.due = None;
+        if self.is_held(now) {
+            self.due = self.held_until;
+            return Ok(());
+        }
+        if self.held_until.take().is_some() {
+            // By the process before: if its directory is gone now, the vif is finished.
+            self.has_been_read = true;
+        }
         if let Err(at) = self.polls.take(now) {
             self.due = Some(at);
             return Ok(());
@@ -317,6 +350,7 @@ impl<P: Plug> Handshake<P> {
         let Some(front) = store.read(&format!("{}/frontend", self.back))? else {
             return self.reset(store);
         };
+        let _serving = self.plug.serving();
         if self.front.as_ref() != Some(&front) {
             self.set_front(store, &front)?;
         }
@@ -680,6 +714,9 @@ impl<P: Plug> Handshake<P> {
     }
 
     fn state_text(&self) -> String {
+        if self.held_until.is_some() {
+            return "held down after a panic of the switch".into();
+        }
         if let Some(who) = &self.claimed_by {
             return format!("not served: {who}");
         }

@@ -97,6 +97,8 @@ impl Plug for Raw {
         *self.ends.lock().unwrap() = None;
     }
 
+    fn release_kept(&mut self) {}
+
     fn adopt(&mut self, _: &Request) -> Result<(), Refused> {
         Err(Refused::invalid("tests start again".into()))
     }

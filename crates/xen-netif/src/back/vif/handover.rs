@@ -73,6 +73,7 @@ impl<P: Plug> Handshake<P> {
             return Err(differs("the front end's directory"));
         }
         let Some(front) = front else { return Ok(()) };
+        let _serving = self.plug.serving();
         store.watch(&front, &self.front_token())?;
         self.watched = true;
         let state = State::BACK.into_iter().find(|state| state.number() == kept.state);
@@ -132,6 +133,7 @@ impl<P: Plug> Handshake<P> {
         if self.plugged.is_none() {
             return Ok(());
         }
+        let _serving = self.plug.serving();
         if let Err(refused) = self.plug.resume(at) {
             self.unplug();
             self.front = None;

@@ -133,6 +133,47 @@ fn stopped_front_end_stays_stopped() {
     assert_eq!(bench.front(4), [4]);
 }
 
+/// A vif that another process served when it panicked, held down for a minute.
+fn held_down() -> (Bench, Instant) {
+    let mut bench = Bench::connected();
+    let until = bench.now + Duration::from_secs(60);
+    let mut vif = next(&bench);
+    vif.hold_down(until);
+    bench.vif = vif;
+    (bench, until)
+}
+
+#[test]
+fn vif_that_is_held_down_has_no_rings_and_is_not_read_until_then() {
+    let (mut bench, until) = held_down();
+    assert_eq!(bench.vif.plug.released, 1);
+    let (reads, watches) = (bench.store.reads, bench.store.watches.clone());
+    assert_eq!(bench.start(), [0; 0]);
+    assert_eq!((bench.key("carrier"), bench.key("state")), (Some("0"), Some("4")));
+    // Whatever the guest writes.
+    for state in [5, 6, 1, 4] {
+        assert_eq!((bench.front(state), bench.vif.due()), (vec![], Some(until)));
+    }
+    assert_eq!((bench.store.reads, bench.held(), bench.vif.plug.connects), (reads, 0, 0));
+    assert_eq!(bench.store.watches, watches);
+    assert_eq!(bench.text(), "held down after a panic of the switch");
+    assert!(!bench.vif.is_finished());
+    // Then it is set up again, as after a restart.
+    bench.now = until;
+    assert_eq!((bench.poll(), bench.key("carrier")), (vec![2, 4], Some("1")));
+    assert_eq!((bench.held(), bench.text()), (1, "connected".to_string()));
+    assert_eq!(bench.front(5), [5]);
+}
+
+#[test]
+fn vif_that_is_removed_while_it_is_held_down_is_finished_then() {
+    let (mut bench, until) = held_down();
+    bench.store.rm(&back(1, 0));
+    assert_eq!((bench.start(), bench.vif.is_finished()), (vec![], false));
+    bench.now = until;
+    assert_eq!((bench.poll(), bench.vif.is_finished()), (vec![], true));
+}
+
 #[test]
 fn loss_of_xenstore_while_it_is_read_leaves_no_resources_held() {
     let mut failures = 0;
