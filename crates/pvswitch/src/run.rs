@@ -5,6 +5,9 @@
 
 mod accounts;
 mod clients;
+mod cut;
+#[cfg(test)]
+mod cuts;
 mod endpoint;
 mod error;
 mod events;

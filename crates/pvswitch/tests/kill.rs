@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{
     Bystanders, Dir, Gen, RECEIVER, Switch, hundred_ports, kill, kill_and_wait,
-    kill_while_connecting, may_make_taps, of_interface, sender_and_sink, signal, wait_for,
-    wait_for_next, wait_until_settled,
+    kill_while_connecting, may_make_taps, of_interface, pvswitch, sender_and_sink, signal,
+    wait_for, wait_for_next, wait_until_settled,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -60,7 +60,11 @@ fn state(switch: &Switch) -> (Vec<[Value; 3]>, Value, Vec<u8>) {
     let show = switch.json(&["show"]);
     let of = |port: &Value| [port["name"].clone(), port["id"].clone(), port["drain"].clone()];
     let ports = show["ports"].as_array().unwrap().iter().map(of).collect();
-    (ports, switch.json(&["fdb"]), switch.ctl(&["save", "-"]).stdout)
+    let mut fdb = switch.json(&["fdb"]);
+    for entry in fdb["entries"].as_array_mut().unwrap() {
+        entry["age_s"] = Value::Null;
+    }
+    (ports, fdb, switch.ctl(&["save", "-"]).stdout)
 }
 
 #[test]
@@ -174,6 +178,63 @@ fn answered_requests_are_kept() {
         let now = weight();
         assert!(now == answered || now == tried, "{now}: answered {answered}, tried {tried}");
     }
+}
+
+/// Makes requests, each of which is killed before its message `at` to the keeper, the reply being
+/// the last. Returns how many were.
+fn requests_killed_at(at: u32) -> usize {
+    let dir = Dir::new();
+    let mut command = pvswitch();
+    command.args(["run", "--quiet", "--keep", "--control", &dir.text("ctl")]);
+    for name in ["a", "b", "old"] {
+        command.args(["--port", &dir.port(name, "")]);
+    }
+    command.env("PVSWITCH_CUT_AT", at.to_string()).stdout(Stdio::null());
+    let switch = Switch::spawn(&dir, command);
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    let names = |name: &str| !switch.port("show", name).is_null();
+    let (new, mac) = (dir.port("new", ""), "02:00:00:00:00:77");
+    let requests: [(&[&str], &dyn Fn() -> bool); 4] = [
+        (&["add-port", &new], &|| names("new")),
+        (&["set", "a", "weight=7"], &|| switch.port("stats", "a")["ingress"][0]["weight"] == 7),
+        (&["fdb", "add", mac, "b"], &|| switch.json(&["fdb"]).to_string().contains(mac)),
+        (&["del-port", "old"], &|| !names("old")),
+    ];
+    let mut killed = 0;
+    for (request, is_done) in requests {
+        wait_until_settled(&switch);
+        let before = switch.pid();
+        if switch.ctl(request).status.success() {
+            assert!(is_done(), "{request:?} at {at}\n{}", switch.log());
+        } else {
+            wait_for_next(&switch, before);
+            killed += 1;
+            println!("{request:?} killed at {at}, done: {}", is_done());
+        }
+        pair.wait_for_replies(&switch);
+    }
+    switch.check_connected_once(&["a", "b"]);
+    let log = switch.log();
+    assert_eq!(log.matches("was killed while it ran the request").count(), killed, "{log}");
+    assert!(!log.contains("cannot be used") && !log.contains("not restored"), "{log}");
+    pair.end();
+    killed
+}
+
+/// Sequences of many more, in one process: `run/cuts.rs`.
+#[test]
+fn requests_killed_at_each_message_are_done_or_not_and_guests_stay() {
+    if !cfg!(debug_assertions) {
+        println!("skipped: kills on demand need debug assertions");
+        return;
+    }
+    let killed = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8).map(|at| scope.spawn(move || requests_killed_at(at))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
+    });
+    println!("killed: {killed:?}");
+    assert!(killed[..3].iter().all(|n| *n == 4), "{killed:?}");
+    assert_eq!(killed[7], 0, "no request has so many messages: {killed:?}");
 }
 
 /// The next process names a request that was being run, and its client does not wait.

@@ -6,7 +6,7 @@ use super::{Counts, Kind, NO_ENV, Outcome, Step, step};
 
 /// One after another: the soak and the racing guest are to have the machine for themselves. Times
 /// are in `docs/reliability.md`.
-pub(super) const STEPS: [Step; 10] = [
+pub(super) const STEPS: [Step; 11] = [
     // Ten minutes, and ten beside a hostile guest, migrations and upgrades.
     step("soak", 60, "xtask lab --default soak", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
     // 20 minutes for each kind of ring.
@@ -41,6 +41,14 @@ pub(super) const STEPS: [Step; 10] = [
         "cargo test --release -p pvswitch-sim --test seeds every_seed",
         &[("SEEDS", "20000")],
         "crates/sim/tests/seeds.rs",
+        Kind::Tests,
+    ),
+    step(
+        "cuts",
+        40,
+        "cargo test -p pvswitch --bin pvswitch switch_that_is_killed",
+        &[("CUT_SEEDS", "0..3000")],
+        "crates/pvswitch/src/run/cuts.rs",
         Kind::Tests,
     ),
     // All interleavings of models that have a bound of preemptions in CI.

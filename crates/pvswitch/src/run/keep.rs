@@ -24,6 +24,7 @@ use switch::time::Ns;
 use vhost_user::backend::{Exported, export_fd};
 
 use super::System;
+use super::cut::Cut;
 use super::handover::{Handed, PortHanded, VERSION, encode};
 use super::upgrade::{counters, port_offer};
 use crate::keeper::{DELETE, END, MOVED, PUT, post, post_within};
@@ -95,6 +96,8 @@ pub(super) struct Store {
     serial: u64,
     /// Until when changes of the present round may wait.
     until: Instant,
+    /// Where this process ends, on demand.
+    pub(super) cut: Cut,
 }
 
 /// A store as it is handed to another process.
@@ -113,7 +116,8 @@ impl Store {
         let serial = serials.max().unwrap_or(0) + 1;
         let place = keeper.map_or(Place::Manager, Place::Keeper);
         let records = BTreeMap::from([(String::new(), names)]);
-        Self { place, records, outdated: Vec::new(), serial, until: Instant::now() + STORE_MAX }
+        let until = Instant::now() + STORE_MAX;
+        Self { place, records, outdated: Vec::new(), serial, until, cut: Cut::default() }
     }
 
     fn import(state: StoreState, keeper: Option<OwnedFd>) -> Self {
@@ -153,6 +157,7 @@ impl Store {
     }
 
     fn put_fd(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.cut.pass();
         let limit = self.until.saturating_duration_since(Instant::now());
         match &self.place {
             Place::Keeper(socket) => post_within(socket.as_fd(), PUT, name, Some(fd), limit),
@@ -162,6 +167,7 @@ impl Store {
     }
 
     fn delete(&self, name: &str) -> io::Result<()> {
+        self.cut.pass();
         let limit = self.until.saturating_duration_since(Instant::now());
         match &self.place {
             Place::Keeper(socket) => post_within(socket.as_fd(), DELETE, name, None, limit),
@@ -347,6 +353,7 @@ impl System {
             keep.mark_request(&serde_json::to_string(request).unwrap_or_default());
             keep.replies = true;
             keep.switch = true;
+            keep.store.cut.begin();
         }
     }
 
@@ -375,6 +382,9 @@ impl System {
             if let Err(error) = self.store_changes(&mut keep) {
                 log_failed(&error);
                 keep.fail(RETRY);
+            }
+            if keep.replies {
+                keep.store.cut.end();
             }
         }
         self.keep = Some(keep);
@@ -413,11 +423,6 @@ impl System {
         if keep.is_first {
             keep.store.put(LIVE, &[keep.live.as_fd()])?;
         }
-        let ids: BTreeSet<u16> = self.ports.values().map(|state| state.port.id.0).collect();
-        for gone in keep.ports.difference(&ids) {
-            keep.store.remove(&format!("p{gone}"))?;
-        }
-        keep.ports.retain(|id| ids.contains(id));
         for name in std::mem::take(&mut keep.touched) {
             let began = Instant::now();
             self.export_local(&name, true);
@@ -455,6 +460,12 @@ impl System {
             let parts: Vec<_> = parts.iter().map(AsFd::as_fd).collect();
             keep.store.put(SWITCH, &parts)?;
         }
+        // Only now: until then, they are ports of the switch that is stored.
+        let ids: BTreeSet<u16> = self.ports.values().map(|state| state.port.id.0).collect();
+        for gone in keep.ports.difference(&ids) {
+            keep.store.remove(&format!("p{gone}"))?;
+        }
+        keep.ports.retain(|id| ids.contains(id));
         if std::mem::take(&mut keep.is_first) {
             keep.store.remove_foreign()?;
         }

@@ -39,13 +39,13 @@ pub struct Start {
 
 /// What is in a store: descriptors by record, and by serial number of its versions.
 #[derive(Default)]
-struct Contents {
+pub(super) struct Contents {
     records: BTreeMap<String, BTreeMap<u64, Vec<OwnedFd>>>,
     names: Vec<String>,
 }
 
 impl Contents {
-    fn add(&mut self, name: String, fd: OwnedFd) {
+    pub(super) fn add(&mut self, name: String, fd: OwnedFd) {
         let parts = name.strip_prefix(PREFIX).map(|name| name.split('-').collect::<Vec<_>>());
         if let Some([key, serial, _part]) = parts.as_deref()
             && let Ok(serial) = serial.parse()
@@ -69,7 +69,7 @@ impl Contents {
         Err(why)
     }
 
-    fn live(&self) -> Option<StateFile> {
+    pub(super) fn live(&self) -> Option<StateFile> {
         let (_, fds) = self.records.get(LIVE)?.last_key_value()?;
         Some(StateFile::open(fds.first()?.try_clone().ok()?))
     }
@@ -118,13 +118,24 @@ impl Start {
             ended_ns = if at == 0 { ended_ns } else { at };
             keeper = Some(socket);
         }
+        start.continue_from(contents, keeper, ended_ns)?;
+        Ok(start)
+    }
+
+    /// Continues what is in a store, or begins a new switch with that store.
+    pub(super) fn continue_from(
+        &mut self,
+        mut contents: Contents,
+        keeper: Option<OwnedFd>,
+        ended_ns: u64,
+    ) -> Result<(), RunError> {
         let mut store = Store::new(keeper, std::mem::take(&mut contents.names));
         if !contents.records.is_empty() {
-            match restore(&contents, ended_ns, &mut start.errors) {
-                Ok(takeover) => start.takeover = Some(takeover),
+            match restore(&contents, ended_ns, &mut self.errors) {
+                Ok(takeover) => self.takeover = Some(takeover),
                 Err(error) => {
                     contents = Contents::default();
-                    start.errors.push(format!(
+                    self.errors.push(format!(
                         "the state of the previous process cannot be used: {error}; the switch \
                          starts without it, guests must reconnect"
                     ));
@@ -138,10 +149,10 @@ impl Start {
             old.marks(ATTEMPTS, &mut mark);
             let _ = keep.live.mark(ATTEMPTS, &mark);
             panics::carry(&old, &keep.live);
-            start.live_before = Some(old);
+            self.live_before = Some(old);
         }
-        start.keep = Some(keep);
-        Ok(start)
+        self.keep = Some(keep);
+        Ok(())
     }
 
     /// Starts over, without what was left.

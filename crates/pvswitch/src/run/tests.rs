@@ -5,7 +5,7 @@ use switch::port::Fault;
 use super::*;
 
 /// A directory, removed on drop.
-struct Dir(PathBuf);
+pub(super) struct Dir(pub(super) PathBuf);
 
 impl Drop for Dir {
     fn drop(&mut self) {
