@@ -7,9 +7,10 @@
 //! ```
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use shm::Seg;
+use shm::sync::{Lock, Mutex};
 use switch::direct::Direct;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
@@ -248,7 +249,8 @@ fn forwarded(
     stats: &Arc<IngressStats>,
 ) -> Vec<Vec<(Vec<u8>, VnetHdr)>> {
     let sinks = [(); PORTS as usize];
-    let sinks = sinks.map(|()| Arc::new(Mutex::new(Sink { offloads, got: Vec::new() })));
+    let sinks =
+        sinks.map(|()| Arc::new(Mutex::new(Lock::Egress, Sink { offloads, got: Vec::new() })));
     let port = |id: u16| {
         let queue = EgressQueue::new(sinks[usize::from(id)].clone(), Arc::<EgressStats>::default());
         let port = Port::new(PortId(id), format!("p{id}"), vec![queue]);
@@ -270,7 +272,7 @@ fn forwarded(
     let findings = forwarder.forward(&source, &mut burst, Instant::START + Ns::from_secs(1));
     assert!(findings.events.is_empty(), "no port is at fault");
     drop(findings);
-    sinks[1..].iter().map(|sink| std::mem::take(&mut sink.lock().unwrap().got)).collect()
+    sinks[1..].iter().map(|sink| std::mem::take(&mut sink.lock().got)).collect()
 }
 
 /// Requires that a frame was permitted to get from `sender` to `receiver`.

@@ -1,6 +1,7 @@
 //! House rules that neither rustc nor clippy check. `cargo test` and `cargo xtask tidy` both
 //! call [`check`]; every violation is one line that says where, what, and what to do.
 
+mod locks;
 pub mod packages;
 mod parameters;
 
@@ -183,6 +184,7 @@ pub enum Rule {
     Words,
     Parameters,
     Clock,
+    Locks,
     Glossary,
     Paths,
     DeadFile,
@@ -226,6 +228,7 @@ pub fn check(root: &Path) -> Vec<Violation> {
         );
         found.push(violation(Rule::Cycles, &cycle[0], what));
     }
+    found.extend(locks::check(&files));
     found.extend(files.get(SETTINGS).and_then(|text| settings(text)));
     for (name, text) in &files {
         found.extend(paths(root, name, text));

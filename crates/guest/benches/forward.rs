@@ -98,7 +98,7 @@ impl Case {
             self.lanes.iter_mut().for_each(|lane| lane.guests.send());
             let start = Instant::now();
             for (lane, source) in self.lanes.iter_mut().zip(&self.sources) {
-                let mut ingress = lane.ingress.lock().expect("no panic before");
+                let mut ingress = lane.ingress.lock();
                 let forwarder = &mut self.forwarder;
                 let each = &mut |burst: &mut Burst<'_>| _ = forwarder.forward(source, burst, NOW);
                 ingress.burst(BURST_MAX, NOW, &mut self.scratch, each).expect("no fault");

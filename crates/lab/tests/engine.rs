@@ -351,6 +351,21 @@ fn results_of_another_plan_version_or_machine_are_left_alone() {
 }
 
 #[test]
+fn results_of_a_version_with_fewer_measures_are_read_and_not_added_to() {
+    let out = measured("fewer");
+    let text = text(&out, "runs.csv");
+    // Without `events` and the one after it.
+    let fewer = |line: &str| line.rsplitn(3, ',').nth(2).map(|rest| format!("{rest}\n"));
+    let fewer: String = text.lines().filter_map(fewer).collect();
+    fs::write(out.join("runs.csv"), fewer).unwrap();
+    says(&refused(&quick(&out)), &["earlier version", "--out"]);
+    let results = read(&out);
+    assert_eq!(results.runs.len(), 6);
+    let has = |name: &str| results.runs.iter().all(|run| run.figures.contains_key(name));
+    assert!(has("mbps") && !results.runs.iter().any(|run| run.figures.contains_key("events")));
+}
+
+#[test]
 fn a_folder_of_something_else_is_left_alone() {
     let out = folder("else");
     fs::write(out.join("thesis.tex"), "all my work").unwrap();

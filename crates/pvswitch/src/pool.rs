@@ -3,17 +3,17 @@
 //! [`Assignments`] decides which worker serves which queue, and how queues move between workers.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use os::Priority;
+use shm::sync::{Lock, Mutex, MutexGuard};
 use switch::fair::level::Leveller;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Port, Table};
 use switch::handover::{Frozen, Gate};
-use switch::lock::CountedMutex;
 use switch::poll::Costs;
 use switch::schedule::{Assignments, GiveAway, Placement};
 use switch::tenant::Tenants;
@@ -100,7 +100,7 @@ pub struct Pool {
     workers: Vec<Arc<Handle>>,
     /// Which worker serves or watches a queue. This lock is held until the commands that follow
     /// from a change were sent.
-    assignments: CountedMutex<Assignments>,
+    assignments: Mutex<Assignments>,
     /// The placement in `assignments`, for readers without the lock.
     placement: AtomicU8,
     /// Service per worker and period, for fair shares over all workers.
@@ -124,9 +124,12 @@ impl Pool {
         let pool = Arc::new(Self {
             common,
             workers,
-            assignments: CountedMutex::new(Assignments::new(usize::from(count), placement)),
+            assignments: Mutex::new(
+                Lock::Assignments,
+                Assignments::new(usize::from(count), placement),
+            ),
             placement: AtomicU8::new(placement as u8),
-            leveller: Mutex::new(Leveller::new(usize::from(count))),
+            leveller: Mutex::new(Lock::Leveller, Leveller::new(usize::from(count))),
         });
         for (i, _) in pool.workers.iter().enumerate() {
             let cpu = cpus.get(i % cpus.len().max(1)).copied();
@@ -156,11 +159,6 @@ impl Pool {
 
     fn assignments(&self) -> MutexGuard<'_, Assignments> {
         self.assignments.lock()
-    }
-
-    /// How often a thread that moves queues waited for another one.
-    pub fn assignments_contended(&self) -> u64 {
-        self.assignments.contended()
     }
 
     /// Starts serving a queue.
@@ -254,11 +252,7 @@ impl Pool {
         level: impl FnOnce(&mut Leveller, &dyn Fn(usize) -> bool) -> Vec<(u64, usize)>,
     ) {
         // Does not block: the holder of the lock may have lost its CPU.
-        let mut leveller = match self.leveller.try_lock() {
-            Ok(leveller) => leveller,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut leveller) = self.leveller.try_lock() else { return };
         let moves = level(&mut leveller, &|w| self.workers[w].stats.asleep.load(Ordering::Relaxed));
         drop(leveller);
         if !moves.is_empty() {

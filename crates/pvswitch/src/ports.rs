@@ -1,8 +1,9 @@
 //! Ports as the control thread keeps them: sockets, connections, and queues that workers serve.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use shm::sync::Mutex;
 use switch::forward::{Port, Source};
 use switch::port::Ingress;
 use switch::schedule::token;
@@ -100,7 +101,7 @@ impl Host for PortHost {
     }
 
     fn set_features(&mut self, features: u64) {
-        let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut guest = self.guest.lock();
         if guest.features != features {
             guest.features = features;
             let names = feature::names(features).join(" ");

@@ -2,10 +2,11 @@
 
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use shm::Private;
+use shm::sync::{Lock, Mutex};
 use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::{Offloads, VnetHdr};
@@ -157,7 +158,7 @@ impl TapQueues {
     pub fn set_memory(&self, allocate: impl Fn(usize) -> Option<Private>) {
         for ingress in &self.ingress {
             if let Some(memory) = allocate(GRANTABLE * TapIngress::BUFFER_LEN) {
-                ingress.lock().unwrap_or_else(PoisonError::into_inner).set_memory(memory);
+                ingress.lock().set_memory(memory);
             }
         }
     }
@@ -177,7 +178,7 @@ impl TapQueues {
     pub fn set_blocked(&self, blocked: bool) -> std::io::Result<()> {
         for (fd, ingress) in self.fds.iter().zip(&self.ingress) {
             uplink::set_packet_blocked(fd.as_fd(), blocked)?;
-            ingress.lock().unwrap_or_else(PoisonError::into_inner).discard();
+            ingress.lock().discard();
         }
         Ok(())
     }
@@ -189,16 +190,14 @@ impl TapQueues {
 
     /// Frames of each queue that were read and not delivered.
     pub fn unsent(&self) -> Vec<Vec<(VnetHdr, Vec<u8>)>> {
-        let of = |ingress: &Arc<Mutex<TapIngress>>| {
-            ingress.lock().unwrap_or_else(PoisonError::into_inner).unsent()
-        };
+        let of = |ingress: &Arc<Mutex<TapIngress>>| ingress.lock().unsent();
         self.ingress.iter().map(of).collect()
     }
 
     /// Takes over such frames of another process.
     pub fn restore_unsent(&self, frames: &[Vec<(VnetHdr, Vec<u8>)>]) {
         for (ingress, frames) in self.ingress.iter().zip(frames) {
-            ingress.lock().unwrap_or_else(PoisonError::into_inner).restore_unsent(frames);
+            ingress.lock().restore_unsent(frames);
         }
     }
 
@@ -221,7 +220,7 @@ impl TapQueues {
         }
         self.offloads = uplink::request_offloads(&*self.fds[0], &want)?;
         for ingress in &self.ingress {
-            ingress.lock().unwrap_or_else(PoisonError::into_inner).set_offloads(self.offloads);
+            ingress.lock().set_offloads(self.offloads);
         }
         Ok(())
     }
@@ -254,9 +253,9 @@ fn pair(
         .map_err(|error| TapError::Os { what: "allocate memory for frames".into(), error })?;
     let egress = TapEgress::new(wrap(fd), writes, Arc::clone(&egress_stats));
     Ok(TapPair {
-        ingress: Arc::new(Mutex::new(ingress)),
+        ingress: Arc::new(Mutex::new(Lock::Ingress, ingress)),
         ingress_stats,
-        egress: Arc::new(Mutex::new(egress)),
+        egress: Arc::new(Mutex::new(Lock::Egress, egress)),
         egress_stats,
         fd: Arc::clone(fd),
     })

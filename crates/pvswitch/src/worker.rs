@@ -12,21 +12,20 @@ pub use self::handle::{Handle, Placed, Report, Served};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use os::{Priority, ThreadKind};
 use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
-use switch::lock::lock_counted;
 use switch::port::QueueId;
 use switch::schedule::{self, COMMANDS_MAX, Effect, Scheduler, Then};
 use switch::serving::Serving;
 use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
-use self::handle::{Begin, Command, Io, WAKE, Watched, lock};
+use self::handle::{Begin, Command, Io, WAKE, Watched};
 use self::rt_throttle::RtThrottle;
 use crate::pool::{Pool, PoolError};
 
@@ -60,7 +59,7 @@ pub fn spawn(
         worker.throttle = (priority == Priority::Realtime).then(RtThrottle::default);
         worker.run();
     })?;
-    *lock(&handle.thread) = Some(thread);
+    *handle.thread.lock() = Some(thread);
     has_begun.recv().expect("the thread reports it before it serves")
 }
 
@@ -127,9 +126,7 @@ impl Worker {
         match effect {
             Effect::Serve { at, max } => self.serve(at, max),
             Effect::RunCommands => {
-                // This thread alone writes it.
-                let rounds = &self.handle.stats.rounds;
-                rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                add_one(&self.handle.stats.rounds);
                 let taken = self.handle.mailbox.take(|pending| {
                     let commands = pending.take(COMMANDS_MAX);
                     (commands, !pending.is_empty())
@@ -139,7 +136,7 @@ impl Worker {
                 }
             }
             Effect::NotifyDue { rests } => self.notify_due(self.time, rests),
-            Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
+            Effect::Disarm { at } => self.scheduler.queue(at).served.of.ingress.lock().disarm(),
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
             Effect::PollKicks => {
@@ -178,7 +175,7 @@ impl Worker {
         let schedule::Served { source, of, .. } = &queue.served;
         let _serving = Serving::port(source.port);
         let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
-        let mut ingress = lock_counted(&*of.ingress, || {
+        let mut ingress = of.ingress.lock_with(|| {
             self.handle.stats.contended.fetch_add(1, Ordering::Relaxed);
         });
         let taken = schedule::burst(source, max, &mut *ingress, forwarder, scratch, now, meter);
@@ -186,7 +183,7 @@ impl Worker {
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();
-            let (nothing, due) = schedule::arm(&mut *lock(&queue.served.of.ingress), disarms);
+            let (nothing, due) = schedule::arm(&mut *queue.served.of.ingress.lock(), disarms);
             self.scheduler.record_arm(nothing, due);
         }
         self.time = self.now();
@@ -381,6 +378,7 @@ impl Worker {
     fn poll_kicks(&mut self, timeout: Option<Ns>) {
         let mut kicked = std::mem::take(&mut self.kicked);
         kicked.clear();
+        add_one(&self.handle.stats.epoll_waits);
         // On an error there is none; the next poll has it again.
         let _ = self.handle.epoll.wait_each(timeout.map(Into::into), |ready| {
             if ready.tag != WAKE {
@@ -393,6 +391,11 @@ impl Worker {
         kicked.iter().for_each(|token| self.kick(*token));
         self.kicked = kicked;
     }
+}
+
+/// Adds to a counter that this thread alone writes.
+fn add_one(count: &AtomicU64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 /// Charges each receiver to which held frames were delivered since `began` for the time it took.

@@ -116,6 +116,9 @@ fn metrics_parse_and_agree_with_stats() {
     assert_eq!(value(r#"pvswitch_port_up{port="b"}"#), 1.0);
     assert_eq!(value(r#"pvswitch_port_up{port="a"}"#), 0.0);
     assert!(value(r#"pvswitch_worker_cpu_seconds_total{worker="0"}"#) > 0.0);
+    let commands = r#"{lock="commands"}"#;
+    assert!(value(&format!("pvswitch_lock_taken_total{commands}")) > 0.0, "a worker began");
+    assert!(value(&format!("pvswitch_lock_waited_seconds_total{commands}")) >= 0.0);
     assert_eq!(value(r#"pvswitch_ingress_drops_total{port="a",queue="1",cause="runt"}"#), 0.0);
     // Every entry of an account is exported.
     let account = switch.port("stats", "a")["account"].clone();

@@ -22,8 +22,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::sync::{Lock, StaticMutex};
 
 use crate::mapping::MapError;
 use crate::published::Published;
@@ -70,7 +72,7 @@ loom::lazy_static! {
     static ref ROOT: Published<Node> = Published::new();
 }
 /// Whether the guard's resources are allocated.
-static READY: Mutex<bool> = Mutex::new(false);
+static READY: StaticMutex<bool> = StaticMutex::new(Lock::MappingsReady, false);
 
 /// A treap: ordered by address, and by weight from the root down. The ranges are disjoint.
 type Tree = Option<Arc<Node>>;
@@ -166,7 +168,7 @@ fn without(tree: &Tree, start: usize) -> Tree {
 /// [`MapError::Unguarded`]: no memory of peers can be mapped, because the process could not
 /// survive losing it.
 pub fn prepare() -> Result<(), MapError> {
-    let mut ready = READY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ready = READY.lock();
     // Miri has no signals, and no file to truncate.
     if !*ready && !cfg!(miri) {
         let made = sys::substitute_fd(SUBSTITUTE_LEN).and_then(|fd| {

@@ -30,6 +30,7 @@ mod mapping;
 mod memory;
 mod private;
 mod published;
+pub mod sync;
 #[cfg(not(miri))]
 mod sys;
 #[cfg(miri)]
@@ -46,21 +47,3 @@ pub use memory::{GuestMemory, Region, TableError};
 pub use private::Private;
 
 pub use guard::{mappings_lost, prepare};
-
-/// Atomics, fences and locks: the standard ones, or loom's under `cfg(loom)`.
-pub mod sync {
-    /// Keeps the compiler from moving memory accesses across it: for the order in which a killed
-    /// thread's stores stay behind, and so that it reads memory of a guest no second time.
-    pub use std::sync::atomic::compiler_fence;
-
-    #[cfg(loom)]
-    pub use loom::sync::{
-        Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
-    };
-    #[cfg(not(loom))]
-    pub use std::sync::{
-        Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
-    };
-}

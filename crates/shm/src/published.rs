@@ -7,9 +7,9 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use crate::sync::{AtomicPtr, AtomicUsize, Mutex, Ordering, fence};
+use crate::sync::{AtomicPtr, AtomicUsize, Lock, Mutex, Ordering, fence};
 
 /// A value, or none, for readers that may not wait.
 pub(crate) struct Published<T> {
@@ -34,7 +34,10 @@ macro_rules! new {
             Self {
                 current: AtomicPtr::new(ptr::null_mut()),
                 readers: AtomicUsize::new(0),
-                values: Mutex::new(Values { current: None, replaced: Vec::new() }),
+                values: Mutex::new(
+                    Lock::Mappings,
+                    Values { current: None, replaced: Vec::new() },
+                ),
             }
         }
     };
@@ -64,7 +67,7 @@ impl<T> Published<T> {
 
     /// Replaces the value by what `make` makes of it. Waits for other updates, not for readers.
     pub fn update(&self, make: impl FnOnce(&Option<Arc<T>>) -> Option<Arc<T>>) {
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.values.lock();
         let new = make(&values.current);
         let pointer = new.as_ref().map_or(ptr::null_mut(), |new| Arc::as_ptr(new).cast_mut());
         // Pairs with the load in `read`: a value is whole before it is read.

@@ -8,13 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use shm::{Domain, Failed, Grants, Mapping, Piece, Side};
 use xen_netif::port::Event;
 
 use crate::flawed::Mistake;
-use crate::worker::lock;
 
 /// Identifies a grant: domain and reference.
 type Name = (u16, u32);
@@ -36,6 +35,10 @@ pub(crate) struct Hypervisor {
     /// The page written last.
     written: Mutex<Option<Name>>,
     mistake: Mistake,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("one thread")
 }
 
 impl Hypervisor {

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ring::virtq::DeviceQueue;
 use ring::xen::{BackRx, BackTx};
 use shm::Private;
+use shm::sync::{Lock, Mutex};
 use switch::poll::Policy;
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
@@ -26,7 +27,6 @@ use crate::guest::{Attached, Link, Ring, tap, virtio, xen};
 use crate::hypervisor::Channel;
 use crate::paced::{PAUSE_MAX, Pace};
 use crate::random::Random;
-use crate::worker::lock;
 
 /// The switch's side of a queue pair.
 pub(crate) struct Pair {
@@ -199,12 +199,12 @@ fn virtio(
     egress.enable(true);
     let paced = Around { queue: Box::new(ingress), hooks: Pace::new(random) };
     let ingress = Around { queue: Box::new(paced), hooks: Flaw(mistake) };
-    let ingress = Arc::new(Mutex::new(ingress));
-    let egress = Arc::new(Mutex::new(Flawed::new(egress, mistake)));
+    let ingress = Arc::new(Mutex::new(Lock::Ingress, ingress));
+    let egress = Arc::new(Mutex::new(Lock::Egress, Flawed::new(egress, mistake)));
     let (of_ingress, of_egress) = (Arc::clone(&ingress), Arc::clone(&egress));
     let stop = move || {
-        lock(&of_ingress).queue.queue.deactivate();
-        lock(&of_egress).queue.deactivate();
+        of_ingress.lock().queue.queue.deactivate();
+        of_egress.lock().queue.deactivate();
     };
     let calls = [ingress_calls, egress_calls];
     Made {
@@ -245,12 +245,12 @@ fn xen(link: &xen::Link, q: usize, vif: &Arc<Vif>, stats: &Stats, mistake: Mista
     let mut egress = XenEgress::new(Arc::clone(&stats.1));
     egress.activate(BackRx::attach(rx.clone()).expect("a fresh ring"), wiring(rx_channel));
     let ingress = Around { queue: Box::new(ingress), hooks: Flaw(mistake) };
-    let ingress = Arc::new(Mutex::new(ingress));
-    let egress = Arc::new(Mutex::new(Flawed::new(egress, mistake)));
+    let ingress = Arc::new(Mutex::new(Lock::Ingress, ingress));
+    let egress = Arc::new(Mutex::new(Lock::Egress, Flawed::new(egress, mistake)));
     let (of_ingress, of_egress) = (Arc::clone(&ingress), Arc::clone(&egress));
     let stop = move || {
-        lock(&of_ingress).queue.deactivate();
-        lock(&of_egress).queue.deactivate();
+        of_ingress.lock().queue.deactivate();
+        of_egress.lock().queue.deactivate();
     };
     Made {
         ingress,
@@ -270,8 +270,8 @@ fn tap(link: &tap::Link, q: usize, stats: &Stats, mistake: Mistake) -> Made {
     let egress = TapEgress::new(end(), Offloads::default(), Arc::clone(&stats.1));
     let ingress = Around { queue: Box::new(ingress), hooks: Flaw(mistake) };
     Made {
-        ingress: Arc::new(Mutex::new(ingress)),
-        egress: Arc::new(Mutex::new(Flawed::new(egress, mistake))),
+        ingress: Arc::new(Mutex::new(Lock::Ingress, ingress)),
+        egress: Arc::new(Mutex::new(Lock::Egress, Flawed::new(egress, mistake))),
         pause: Ns::ZERO,
         wires: Wires::Tap { fd: Arc::clone(fd), seen: [0; 2] },
         stop: Box::new(|| unreachable!("the host is trusted")),

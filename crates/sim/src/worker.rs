@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
+use shm::sync::Mutex;
 use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
@@ -188,10 +189,6 @@ pub(crate) struct Worker {
     pub seen: Seen,
     /// The first violation in a step.
     pub finding: Option<Finding>,
-}
-
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("one thread")
 }
 
 impl Worker {
@@ -417,7 +414,7 @@ impl Worker {
                     self.notify_due(rests, now, ledger);
                 }
             }
-            Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
+            Effect::Disarm { at } => self.scheduler.queue(at).served.of.ingress.lock().disarm(),
             Effect::Mute { at } => {
                 let name @ (port, queue) = self.scheduler.queue(at).served.of.name;
                 self.muted.insert(name);
@@ -559,7 +556,7 @@ impl Worker {
         if !drained && source.tuning.announcement().is_some() {
             ledger.begin_announcement(name);
         }
-        let mut ingress = lock(&of.ingress);
+        let mut ingress = of.ingress.lock();
         let (time, shown_frames) = (self.time, AtomicU64::new(0));
         let mut shown = shown(&mut *ingress, name, ledger, now, &shown_frames);
         // Frames take CPU time, and no page is absent.
@@ -631,7 +628,7 @@ impl Worker {
         let queue = self.scheduler.queue(at);
         let (served, disarms) = (&queue.served, queue.poller().disarms());
         let (token, (port, index)) = (served.token, served.of.name);
-        let (nothing, due) = schedule::arm(&mut *lock(&served.of.ingress), disarms);
+        let (nothing, due) = schedule::arm(&mut *served.of.ingress.lock(), disarms);
         self.scheduler.record_arm(nothing, due);
         self.seen.dues += u64::from(nothing && due.is_some());
         let notes = self.notes.get_mut(&token).expect("it is served");

@@ -28,13 +28,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use shm::sync::{AtomicU64, MutexGuard, Ordering};
+use shm::sync::{AtomicU64, Lock, Mutex, MutexGuard, Ordering};
 
 use self::entry::{Value, Words};
 use self::flap::{Claim, Moves};
 pub use self::flap::{FLAP_MOVES, FLAP_WINDOW_S, Flap, Terms};
 use crate::flow::{fold_mul, is_multicast};
-use crate::lock::CountedMutex;
 
 /// A port's number in the switch.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -164,7 +163,7 @@ pub struct Fdb {
     changes: AtomicU64,
     /// Whether the next change by learning is to be reported.
     reports: AtomicBool,
-    writer: CountedMutex<Writer>,
+    writer: Mutex<Writer>,
     key: [u64; 2],
     ageing_s: AtomicU32,
     port_limit: u32,
@@ -212,7 +211,7 @@ impl Fdb {
             removals: AtomicU64::new(0),
             changes: AtomicU64::new(0),
             reports: AtomicBool::new(false),
-            writer: CountedMutex::new(Writer { ports_active: 0 }),
+            writer: Mutex::new(Lock::Fdb, Writer { ports_active: 0 }),
             key,
             ageing_s: AtomicU32::new(ageing_s),
             port_limit,
@@ -255,11 +254,6 @@ impl Fdb {
             _ if self.learned_from(port) >= self.port_limit => Learned::LimitReached,
             _ => self.learn_locked(key, port, now_s, terms),
         }
-    }
-
-    /// How often a change of the table waited for another one.
-    pub fn contended(&self) -> u64 {
-        self.writer.contended()
     }
 
     /// Adds a static entry for `mac` in `vlan` at `port`: it does not age, and learning does not

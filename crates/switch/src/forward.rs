@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use shm::sync::Mutex;
+use shm::sync::{Lock, Mutex};
 
 use self::fetch::fetch;
 pub use self::findings::{Events, Findings, PortEvent, ThinVec};
@@ -133,7 +133,7 @@ impl Port {
     #[must_use]
     pub fn charged_to(mut self, account: Arc<Account>) -> Self {
         for queue in &mut self.egress {
-            queue.hold = Mutex::new(Hold::new(Arc::clone(&account)));
+            queue.hold = Mutex::new(Lock::Hold, Hold::new(Arc::clone(&account)));
         }
         Self { account, ..self }
     }

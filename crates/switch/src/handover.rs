@@ -6,13 +6,5 @@ mod mailbox;
 pub use self::gate::{Frozen, Gate};
 pub use self::mailbox::Mailbox;
 
-use std::sync::PoisonError;
-
-use shm::sync::{Mutex, MutexGuard};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(all(test, loom))]
 mod models;

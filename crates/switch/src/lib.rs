@@ -14,7 +14,6 @@
 //! * [`forward`]: forwarding of an ingress burst to egress queues
 //! * [`handover`]: commands and pauses for worker threads
 //! * [`hold`]: frames held for a full destination
-//! * [`lock`]: locks that count how often a thread waited for them
 //! * [`poll`]: when to poll and when to sleep, when to notify
 //! * [`fair`]: fair sharing of workers' time between ports
 //! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
@@ -34,7 +33,6 @@ pub mod forward;
 pub mod frame;
 pub mod handover;
 pub mod hold;
-pub mod lock;
 pub mod offload;
 pub mod pair;
 pub mod poll;

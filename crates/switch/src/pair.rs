@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shm::sync::Mutex;
+use shm::sync::{Lock, Mutex};
 
 use crate::forward::EgressQueue;
 use crate::port::Egress;
@@ -40,9 +40,9 @@ where
     pub fn new() -> Self {
         let (ingress_stats, egress_stats) = <(Arc<IngressStats>, Arc<EgressStats>)>::default();
         Self {
-            ingress: Arc::new(Mutex::new(I::from(Arc::clone(&ingress_stats)))),
+            ingress: Arc::new(Mutex::new(Lock::Ingress, I::from(Arc::clone(&ingress_stats)))),
             ingress_stats,
-            egress: Arc::new(Mutex::new(E::from(Arc::clone(&egress_stats)))),
+            egress: Arc::new(Mutex::new(Lock::Egress, E::from(Arc::clone(&egress_stats)))),
             egress_stats,
         }
     }

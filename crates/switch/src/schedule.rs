@@ -23,7 +23,6 @@ mod round;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 pub use self::assignments::{Assignment, Assignments, GiveAway, Placement, queue_id, token};
@@ -550,7 +549,7 @@ impl<Q> Scheduler<Q> {
         egress.stats.kicks.add(1);
         self.charge_outside_turn(payer, KICK_COST);
         // Without the event index the guest would kick for each buffer from now on.
-        egress.queue.lock().unwrap_or_else(PoisonError::into_inner).disarm();
+        egress.queue.lock().disarm();
         let recovers = egress.end_stall();
         self.wake(egress.waiters.swap(0, Ordering::AcqRel));
         recovers

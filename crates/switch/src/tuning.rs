@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use shm::sync::{Lock, Mutex, MutexGuard};
 
 use crate::fair::{Pace, Share};
 use crate::poll::{Policy, State};
@@ -72,19 +73,19 @@ impl Tuning {
             worker: AtomicU8::new(0),
             has_rate: AtomicBool::new(false),
             announcement: AtomicU64::new(NOTHING),
-            further: Mutex::default(),
-            standing: Mutex::default(),
+            further: Mutex::new(Lock::Announcements, VecDeque::new()),
+            standing: Mutex::new(Lock::Standing, Standing::default()),
         }
     }
 
     /// What the queue's previous worker [left](Self::set_standing).
     pub(crate) fn standing(&self) -> Standing {
-        *self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.standing.lock()
     }
 
     /// Sets [`standing`](Self::standing), when the queue is not served any more.
     pub(crate) fn set_standing(&self, standing: Standing) {
-        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) = standing;
+        *self.standing.lock() = standing;
     }
 
     /// Poll policy.
@@ -174,7 +175,7 @@ impl Tuning {
     }
 
     fn further(&self) -> MutexGuard<'_, VecDeque<[u8; 6]>> {
-        self.further.lock().unwrap_or_else(PoisonError::into_inner)
+        self.further.lock()
     }
 
     /// The address to be announced.

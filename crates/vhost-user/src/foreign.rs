@@ -20,11 +20,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use shm::sync::{Lock, StaticGuard, StaticMutex};
 use switch::account::{Account, Charge, OverLimit};
 
 use os::{FdKind, ThreadKind};
@@ -152,10 +153,10 @@ struct Lanes {
     asleep: Vec<Thread>,
 }
 
-static LANES: Mutex<Option<Lanes>> = Mutex::new(None);
+static LANES: StaticMutex<Option<Lanes>> = StaticMutex::new(Lock::ForeignFds, None);
 
-fn lanes() -> MutexGuard<'static, Option<Lanes>> {
-    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+fn lanes() -> StaticGuard<Option<Lanes>> {
+    LANES.lock()
 }
 
 /// Queues `call` on the lane of `account`'s port.
@@ -245,9 +246,7 @@ fn serve() {
 
 /// Sleeps until this thread is woken for a call, or has been idle for long beside another one that
 /// is; false: it is to end.
-fn sleep(
-    mut guard: MutexGuard<'static, Option<Lanes>>,
-) -> (MutexGuard<'static, Option<Lanes>>, bool) {
+fn sleep(mut guard: StaticGuard<Option<Lanes>>) -> (StaticGuard<Option<Lanes>>, bool) {
     let me = std::thread::current();
     let end = Instant::now() + IDLE;
     let lanes = guard.get_or_insert_default();

@@ -4,11 +4,11 @@
 //! (our ingress); virtio 1.3, 5.1.2. Rings beyond the last pair (a control queue that a front-end
 //! passes on) are accepted and not served.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use ring::virtq::{DeviceQueue, LayoutError, RingLog};
 use shm::GuestMemory;
-use shm::sync::{Mutex, MutexGuard};
+use shm::sync::Mutex;
 use switch::frame::FRAME_LEN_MAX;
 use switch::vnet::Offloads;
 
@@ -98,11 +98,6 @@ pub struct NetDevice<H: Host> {
     mtu: Option<u16>,
 }
 
-/// Locks a queue, also when poisoned: its state is consistent between any two calls.
-fn lock<T: ?Sized>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The device half of a ring in `memory`, at the position `base`.
 fn device_queue(
     memory: &GuestMemory,
@@ -167,7 +162,7 @@ impl<H: Host> NetDevice<H> {
     }
 
     fn report_active(&mut self) {
-        let up = self.pairs.iter().take_while(|p| lock(&p.egress).is_up()).count();
+        let up = self.pairs.iter().take_while(|p| p.egress.lock().is_up()).count();
         self.host.set_active(up as u16);
     }
 }
@@ -207,7 +202,7 @@ impl<H: Host> Device for NetDevice<H> {
     fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
         let Some((index, side, queue)) = self.queue(ring) else { return Ok(()) };
         let ring = device_queue(&self.memory, &setup, setup.base)?;
-        self.activate(&mut *lock(queue), ring, setup.call, setup.err);
+        self.activate(&mut *queue.lock(), ring, setup.call, setup.err);
         self.host.start(index, side, setup.kick);
         self.report_active();
         Ok(())
@@ -216,7 +211,7 @@ impl<H: Host> Device for NetDevice<H> {
     fn replace(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
         let Some((index, side, queue)) = self.queue(ring) else { return Ok(()) };
         // One lock from the position to the new ring: no worker sees the queue without one.
-        let mut queue = lock(queue);
+        let mut queue = queue.lock();
         let Some(base) = queue.position() else { return Ok(()) };
         let (ring, on) = (device_queue(&self.memory, &setup, base)?, queue.is_up());
         queue.deactivate();
@@ -232,19 +227,19 @@ impl<H: Host> Device for NetDevice<H> {
         let (index, side, _) = self.queue(ring)?;
         self.host.stop(index, side);
         let (_, _, queue) = self.queue(ring)?;
-        let base = lock(queue).deactivate();
+        let base = queue.lock().deactivate();
         self.report_active();
         base
     }
 
     fn position(&mut self, ring: u16) -> Option<u32> {
         let (_, _, queue) = self.queue(ring)?;
-        lock(queue).position()
+        queue.lock().position()
     }
 
     fn enable(&mut self, ring: u16, on: bool) {
         let Some((index, side, queue)) = self.queue(ring) else { return };
-        lock(queue).enable(on);
+        queue.lock().enable(on);
         if on {
             // The kicks for buffers made available while the ring was disabled were lost.
             self.host.kick(index, side);
@@ -254,13 +249,13 @@ impl<H: Host> Device for NetDevice<H> {
 
     fn set_log(&mut self, ring: u16, log: Option<RingLog>) {
         if let Some((_, _, queue)) = self.queue(ring) {
-            lock(queue).set_log(log);
+            queue.lock().set_log(log);
         }
     }
 
     fn set_call(&mut self, ring: u16, call: Option<Call>) {
         if let Some((_, _, queue)) = self.queue(ring) {
-            lock(queue).set_call(call);
+            queue.lock().set_call(call);
         }
     }
 

@@ -11,11 +11,11 @@
 
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use ring::virtq::{Buf, DriverQueue, Features, Layout, ModelledRing};
-use shm::sync::{Condvar, Mutex, MutexGuard};
 use shm::{GuestMemory, Mapping, Region};
 use switch::account::Account;
 use switch::frame::Burst;
@@ -39,9 +39,6 @@ const BUFS: u64 = GUEST + 0x1000;
 /// Bytes of header and frame.
 const HDR: u32 = 12;
 const FRAME: u32 = 60;
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What the kernel does: an eventfd in an edge-triggered epoll set.
 #[derive(Default)]
@@ -52,15 +49,15 @@ struct Wake {
 
 impl Wake {
     fn signal(&self) {
-        *lock(&self.signals) += 1;
+        *self.signals.lock().unwrap() += 1;
         self.changed.notify_all();
     }
 
     /// Sleeps until a signal that was not `seen`.
     fn wait(&self, seen: &mut u32) {
-        let mut signals = lock(&self.signals);
+        let mut signals = self.signals.lock().unwrap();
         while *signals == *seen {
-            signals = self.changed.wait(signals).unwrap_or_else(PoisonError::into_inner);
+            signals = self.changed.wait(signals).unwrap();
         }
         *seen = *signals;
     }
@@ -189,7 +186,7 @@ impl Rig {
             let none = NO_FD | u64::from(index);
             connection.send(request, none.to_ne_bytes().to_vec(), None);
         }
-        assert!(lock(&pair.ingress).is_up() || lock(&pair.egress).is_up());
+        assert!(pair.ingress.lock().is_up() || pair.egress.lock().is_up());
         Self { connection, pair, wake }
     }
 
@@ -203,10 +200,10 @@ impl Rig {
                 if got.len() >= wanted {
                     return got;
                 }
-                if lock(&pair.ingress).arm() {
+                if pair.ingress.lock().arm() {
                     wake.wait(&mut seen);
                 }
-                lock(&pair.ingress).disarm();
+                pair.ingress.lock().disarm();
             }
         })
     }
@@ -218,16 +215,16 @@ impl Rig {
             let (mut seen, mut n) = (0, 1);
             while n <= frames {
                 let frame = [n; FRAME as usize];
-                let mut egress = lock(&pair.egress);
+                let mut egress = pair.egress.lock();
                 let is_put = egress.put_parts(&frame, &[], &VnetHdr::NONE).unwrap();
                 egress.flush();
                 n += u8::from(is_put);
                 drop(egress);
                 if !is_put {
-                    if lock(&pair.egress).arm() {
+                    if pair.egress.lock().arm() {
                         wake.wait(&mut seen);
                     }
-                    lock(&pair.egress).disarm();
+                    pair.egress.lock().disarm();
                 }
             }
         })
@@ -242,7 +239,7 @@ fn burst(pair: &Pair, scratch: &mut Burst<'static>, got: &mut Vec<u8>) {
             got.push(first);
         }
     };
-    lock(&pair.ingress).burst(2, Instant::from_ns(1), scratch, &mut forward).unwrap();
+    pair.ingress.lock().burst(2, Instant::from_ns(1), scratch, &mut forward).unwrap();
 }
 
 const SPLIT: Features =

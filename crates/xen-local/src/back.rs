@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use os::{Carries, Epoll, Listener, Permissions, Received};
+use shm::sync::{Lock, Mutex, MutexGuard};
 use shm::{Access, Area, Domain, GRANT_LEN, Mapping, Private};
 use xen_netif::host::{self, Bound, Channel, HostError};
 use xen_netif::store::{Access as May, Perm, Store, StoreError};
@@ -84,7 +85,6 @@ struct Imported {
     killed: bool,
 }
 
-#[derive(Default)]
 struct Shared {
     guest: Mutex<Option<Guest>>,
     keeping: OnceLock<Keeping>,
@@ -99,8 +99,13 @@ struct Keeping {
 }
 
 impl Shared {
+    fn new() -> Arc<Self> {
+        let guest = Mutex::new(Lock::LocalGuest, None);
+        Arc::new(Self { guest, keeping: OnceLock::new() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Guest>> {
-        self.guest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guest.lock()
     }
 }
 
@@ -175,9 +180,9 @@ impl Back {
         let listeners = [hypervisor.map_err(os("dup"))?, of_store.map_err(os("dup"))?];
         server.serve(store, FRONT);
         let mut back = Self {
-            shared: Arc::default(),
+            shared: Shared::new(),
             stop: Arc::new(os::eventfd().map_err(os("eventfd"))?),
-            running: Mutex::new(Running::Ended),
+            running: Mutex::new(Lock::LocalThreads, Running::Ended),
             server: Some(server),
             listeners,
             dir: dir.into(),
@@ -185,7 +190,8 @@ impl Back {
             file: OnceLock::new(),
         };
         let host = back.host(listener, None, false)?;
-        back.running = Mutex::new(Running::Thread(spawn(host).map_err(os("thread"))?));
+        back.running =
+            Mutex::new(Lock::LocalThreads, Running::Thread(spawn(host).map_err(os("thread"))?));
         Ok(back)
     }
 
@@ -219,7 +225,7 @@ impl Back {
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 }
 

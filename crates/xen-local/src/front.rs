@@ -2,11 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use os::{Carries, Received, Until};
-use shm::sync::Ordering;
+use shm::sync::{Lock, Mutex, Ordering};
 use shm::{Access, Area, GRANT_LEN, Mapping};
 use xen_netif::host::{self, Channel, HostError, Pages};
 use xen_netif::store::{Store, StoreError};
@@ -38,10 +38,6 @@ struct Table {
     used: Mutex<Vec<bool>>,
 }
 
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Front {
     /// Connects to the vif that the back end in `dir` serves.
     ///
@@ -53,9 +49,14 @@ impl Front {
         let table_len = (PAGES + GREF_RESERVED) as usize * ENTRY;
         let mapping = Arc::new(Mapping::memfd("xen-local-grants", table_len as u64)?);
         let table = Area::of(&mapping, 0, table_len).expect("the mapping is that long");
-        let used = Mutex::new(vec![false; PAGES as usize]);
+        let used = Mutex::new(Lock::LocalPages, vec![false; PAGES as usize]);
         let grants = Arc::new(Table { table, used });
-        let front = Inner { dir: dir.into(), socket: Mutex::new(socket), memory, grants };
+        let front = Inner {
+            dir: dir.into(),
+            socket: Mutex::new(Lock::LocalSocket, socket),
+            memory,
+            grants,
+        };
         let hello = Message { what: HELLO, a: VERSION, b: PAGES };
         let fds: Vec<BorrowedFd<'_>> =
             [front.memory.fd(), mapping.fd()].into_iter().flatten().collect();
@@ -120,7 +121,7 @@ impl host::Front for Front {
         let close = move || {
             let message = Message { what: CLOSE, a: port, b: 0 };
             if let Some(inner) = inner.upgrade() {
-                let _ = os::send(lock(&inner.socket).as_fd(), &message.to_bytes(), &[]);
+                let _ = os::send(inner.socket.lock().as_fd(), &message.to_bytes(), &[]);
             }
         };
         Ok((port, Channel::eventfds(Arc::new(read), Arc::new(write)).on_close(close)))
@@ -136,7 +137,7 @@ impl Inner {
         want: u32,
     ) -> Result<(Message, Vec<OwnedFd>), Error> {
         let gone = || Error::Gone(self.dir.clone());
-        let socket = lock(&self.socket);
+        let socket = self.socket.lock();
         // Processes that continued since the last request.
         while matches!(self.receive(&socket), Ok(Some((RESUMED_ALONE, _)))) {}
         let deadline = Instant::now() + REPLY_WAIT;
@@ -185,7 +186,7 @@ const RESUMED_ALONE: Message = Message { what: RESUMED, a: 0, b: 0 };
 impl Table {
     /// Reserves `n` contiguous pages. Returns the first.
     fn reserve(&self, n: usize) -> Option<usize> {
-        let mut used = lock(&self.used);
+        let mut used = self.used.lock();
         let (mut first, mut run) = (0, 0);
         for (i, taken) in used.iter().enumerate() {
             if run == n {
@@ -214,7 +215,7 @@ impl Table {
         for page in first..first + n {
             self.table.sync_store((page + GREF_RESERVED as usize) * ENTRY, 0, Ordering::Release);
         }
-        lock(&self.used)[first..first + n].fill(false);
+        self.used.lock()[first..first + n].fill(false);
     }
 
     /// Grants a page. The flags are written last, so that an entry in use is complete.

@@ -1,7 +1,8 @@
 //! Grants of front ends on this machine: looked up in their tables, copied by memcpy.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use shm::sync::{Lock, RwLock};
 use shm::{Access, Area, Domain, Failed, GRANT_LEN, Grants, Mapping, Piece, Seg, SegMut, Side};
 
 use super::{BACK, ENTRY, GTF_PERMIT_ACCESS, GTF_READONLY};
@@ -81,7 +82,6 @@ fn inside(offset: u16, len: u32) -> Option<usize> {
 
 /// All front ends of this process, in any directory: copies between them are one batch. The number
 /// of a domain here is its index; front ends themselves are always domain 1.
-#[derive(Default)]
 pub struct AllGrants(RwLock<Vec<Slot>>);
 
 struct Slot {
@@ -93,13 +93,13 @@ struct Slot {
 /// The only list of this process.
 pub fn all() -> &'static Arc<AllGrants> {
     static ALL: OnceLock<Arc<AllGrants>> = OnceLock::new();
-    ALL.get_or_init(Arc::default)
+    ALL.get_or_init(|| Arc::new(AllGrants(RwLock::new(Lock::LocalGrants, Vec::new()))))
 }
 
 impl AllGrants {
     /// Adds a domain; `None` if there are no more numbers.
     pub fn add(self: &Arc<Self>, memory: Arc<Memory>) -> Option<Arc<Domain>> {
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.write();
         let free = |s: &Slot| s.memory.is_none() && s.domain.strong_count() == 0;
         let at = slots.iter().position(free).unwrap_or(slots.len());
         let id = u16::try_from(at).ok()?;
@@ -116,14 +116,14 @@ impl AllGrants {
     /// Number of copies by grant from and to the domain's pages.
     #[cfg(test)]
     pub fn copies(&self, domain: &Domain) -> u64 {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.0.read();
         let memory = slots[usize::from(domain.id())].memory.as_ref().expect("the domain exists");
         memory.copies.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Removes a domain: all later copies from or to it fail.
     pub fn remove(&self, domain: &Domain) {
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.write();
         if let Some(slot) = slots.get_mut(usize::from(domain.id())) {
             slot.memory = None;
         }
@@ -132,7 +132,7 @@ impl AllGrants {
 
 impl Grants for AllGrants {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.0.read();
         let memory = |domain: &Domain| {
             slots.get(usize::from(domain.id())).and_then(|slot| slot.memory.as_deref())
         };

@@ -19,11 +19,12 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use os::{Carries, Epoll, Listener, Permissions, StateFile};
+use shm::sync::{Lock, Mutex, MutexGuard};
 use switch::time::Instant;
 use xen_netif::store::{Access, Perm, Store, StoreError};
 
@@ -134,14 +135,15 @@ impl Server {
         let wake = os::eventfd().map_err(os_error("eventfd"))?;
         let epoll = Epoll::new().map_err(os_error("epoll"))?;
         epoll.add(wake.as_fd(), WAKE).map_err(os_error("epoll"))?;
-        let shared = Arc::new(Shared { wake, commands: Mutex::default() });
+        let shared =
+            Arc::new(Shared { wake, commands: Mutex::new(Lock::LocalCommands, Vec::new()) });
         let service = Service::new(Arc::clone(&shared), epoll, limits, tree);
-        let running = Mutex::new(Running::Thread(spawn(Box::new(service))?));
+        let running = Mutex::new(Lock::LocalThreads, Running::Thread(spawn(Box::new(service))?));
         Ok(Self { shared, running })
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     /// Serves no requests until [`resume`](Self::resume); they wait.
@@ -230,7 +232,7 @@ impl Drop for Server {
 
 impl Shared {
     fn command(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.commands.lock().push(command);
         os::signal(self.wake.as_fd());
     }
 }
@@ -323,8 +325,7 @@ impl Service {
         os::drain(self.shared.wake.as_fd());
         loop {
             let command = {
-                let mut pending =
-                    self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut pending = self.shared.commands.lock();
                 if pending.is_empty() {
                     break;
                 }

@@ -46,7 +46,7 @@ pub use ingress::XenIngress;
 pub use pages::PageMapper;
 pub use vif::{Rate, Vif};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ring::xen::{Malformed, SmartPoll};
 use shm::Domain;
@@ -128,13 +128,8 @@ pub type Pair = switch::pair::Pair<XenIngress, XenEgress>;
 /// Returns when neither queue of `pair` uses a static grant that its guest has removed: waits for
 /// bursts in progress.
 pub fn release_grants(pair: &Pair) {
-    lock(&pair.ingress).release_grants();
-    lock(&pair.egress).release_grants();
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic in another thread ends the program; the data is still valid.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    pair.ingress.lock().release_grants();
+    pair.egress.lock().release_grants();
 }
 
 #[cfg(test)]

@@ -263,12 +263,20 @@ fn stats() -> Value {
         ("fdb", count(), "that for changes of the FDB"),
         ("assignments", count(), "that for the assignment of queues to workers"),
     ];
+    let of_lock = vec![
+        ("taken", count(), "times it was taken"),
+        ("contended", count(), "of those, times another thread had it"),
+        ("waited_ns", count(), "time waited, in ns"),
+    ];
+    let mut counts = map(object(of_lock, vec![]));
+    counts["description"] = "Locks by name, of those taken so far".into();
     object(
         vec![
             ("uptime_ns", count(), "ns since the start"),
             ("ports", list(named("PortStats")), ""),
             ("workers", list(named("Worker")), ""),
             ("locks", object(locks, vec![]), "times a thread waited for a lock of all workers"),
+            ("lock_counts", counts, ""),
         ],
         vec![],
     )

@@ -1,12 +1,13 @@
 //! Two guests, the first of which sends to the second: their halves of both rings.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, Layout, RingLog, Used};
 use ring::xen::{
     BackCtrl, BackRx, BackTx, CtrlRequest, FrontCtrl, GrefEntry, RxPacket, ctrl_status, ctrl_type,
 };
+use shm::sync::Mutex;
 use shm::{DirtyLog, GuestMemory, Mapping, Private, Region};
 use switch::forward::EgressQueue;
 use switch::frame::FRAME_LEN_MAX;
@@ -135,11 +136,11 @@ fn lane(
     let (tx, tx_device) = half(features, size, logged);
     let (mut rx, rx_device) = half(features, size, logged);
     let (a, b) = (vhost_user::net::Pair::new(), vhost_user::net::Pair::new());
-    let mut ingress = a.ingress.lock().expect("fresh");
+    let mut ingress = a.ingress.lock();
     ingress.activate(tx_device, Arc::clone(&tx.memory), None, format);
     ingress.enable(true);
     drop(ingress);
-    let mut egress = b.egress.lock().expect("fresh");
+    let mut egress = b.egress.lock();
     egress.activate(rx_device, Arc::clone(&rx.memory), None, format);
     egress.enable(true);
     drop(egress);
@@ -314,13 +315,13 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
         }
         let attached = BackTx::attach(theirs).expect("a fresh ring");
         let arena = Private::plain(XenIngress::ARENA_LEN).expect("memory");
-        from.ingress.lock().expect("fresh").activate(attached, wiring(0, &a), arena);
+        from.ingress.lock().activate(attached, wiring(0, &a), arena);
         grants[0].push((queue, buffers.grefs.clone()));
         pages.extend([page, buffers]);
         let (page, buffers, theirs) = ring(&b);
         let rx = RxQueue::new(page.area(0).expect("a page"), buffers.grefs.clone());
         let attached = BackRx::attach(theirs).expect("a fresh ring");
-        to.egress.lock().expect("fresh").activate(attached, wiring(1, &b));
+        to.egress.lock().activate(attached, wiring(1, &b));
         grants[1].push((queue, buffers.grefs.clone()));
         pages.extend([page, buffers]);
         made.push((tx, rx));

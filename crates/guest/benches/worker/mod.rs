@@ -1,8 +1,9 @@
 //! The worker's loop without its thread: scheduler, bursts and clock, on queues that have frames or
 //! none.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use shm::sync::Mutex;
 use switch::account::{Limit, RateLimits};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
@@ -192,7 +193,7 @@ impl Worker {
             Effect::Wait { timeout, .. } => self.sleeps = Some(timeout),
             Effect::Disarm { at } => {
                 let of = &self.scheduler.queue(at).served.of;
-                of.lock().expect("no panic before").disarm();
+                of.lock().disarm();
             }
             _ => {}
         }
@@ -208,7 +209,7 @@ impl Worker {
 
     fn burst(&mut self, at: usize, max: usize) {
         let Served { source, of, .. } = &self.scheduler.queue(at).served;
-        let mut ingress = of.lock().expect("no panic before");
+        let mut ingress = of.lock();
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let taken =
             schedule::burst(source, max, &mut *ingress, forwarder, scratch, self.time, None);
@@ -216,7 +217,7 @@ impl Worker {
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();
-            let mut ingress = queue.served.of.lock().expect("no panic before");
+            let mut ingress = queue.served.of.lock();
             let (nothing, due) = schedule::arm(&mut *ingress, disarms);
             drop(ingress);
             self.scheduler.record_arm(nothing, due);

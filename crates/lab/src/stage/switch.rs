@@ -355,6 +355,8 @@ pub struct Count {
     pub busy_ns: u64,
     /// Sums over all workers: `sleeps`, `naps`, `rounds`, `moves`, `cpu_ns`.
     pub workers: Counters,
+    /// Locks by name: `taken`, `contended`, `waited_ns`.
+    pub locks: BTreeMap<String, Counters>,
     /// By port: ingress and egress, summed over queues.
     ports: BTreeMap<String, [Counters; 2]>,
 }
@@ -390,6 +392,11 @@ impl Count {
         for (i, worker) in after.stats["workers"].as_array().into_iter().flatten().enumerate() {
             add_difference(worker, &before.stats["workers"][i], &mut workers);
         }
+        let mut locks = BTreeMap::new();
+        for (name, counts) in after.stats["lock_counts"].as_object().into_iter().flatten() {
+            let sum = locks.entry(name.clone()).or_default();
+            add_difference(counts, &before.stats["lock_counts"][name.as_str()], sum);
+        }
         let roles = after.roles_ns.iter().zip(&before.roles_ns);
         Self {
             seconds: (uptime(after).saturating_sub(uptime(before)) as f64 / 1e9)
@@ -399,6 +406,7 @@ impl Count {
             roles_ns: roles.map(|(after, before)| after.saturating_sub(*before)).collect(),
             busy_ns: after.busy_ns.saturating_sub(before.busy_ns),
             workers,
+            locks,
             ports,
         }
     }
@@ -465,6 +473,7 @@ mod tests {
                 {"name": "up", "ingress": [], "egress": [queue]},
             ],
             "workers": [{"sleeps": frames, "cpu_ns": 5}],
+            "lock_counts": {"fdb": {"taken": frames, "contended": drops, "waited_ns": 5}},
         });
         let roles_ns = vec![uptime_ns];
         Snapshot { switch_ns: uptime_ns, waited_ns: 0, roles_ns, busy_ns: 0, stats }
@@ -481,6 +490,8 @@ mod tests {
         assert_eq!([count.drops("g", "g"), count.drops("", "up")], [9.0, 9.0]);
         assert_eq!([count.drops("up", "up"), count.drops("up", "g")], [3.0, 3.0]);
         assert_eq!(count.workers["sleeps"], 30);
+        let of = |name: &str| count.locks["fdb"][name];
+        assert_eq!([of("taken"), of("contended"), of("waited_ns")], [30, 3, 0]);
         assert_eq!(count.percent(count.roles_ns[0]), 100.0);
         assert_eq!(count.per_second(10.0), 5.0);
     }

@@ -60,10 +60,15 @@ impl Columns {
         csv::line(axes.chain(measures.map(String::as_str)))
     }
 
-    /// Those of a file with this header; `None`: of another study or version.
+    /// Those of a file with this header; `None`: of another study or version. An earlier version
+    /// may lack the last measures.
     fn of_header(self, header: &str) -> Option<Self> {
-        let versions = [&RUN_COLUMNS[..], &OLD_COLUMNS];
-        let mut versions = versions.into_iter().map(|of_run| Self { of_run, ..self.clone() });
+        let numbers = (1..=self.measures.len()).rev();
+        let mut versions = numbers.flat_map(|n| {
+            let measures = self.measures[..n].to_vec();
+            let of = |of_run| Self { axes: self.axes.clone(), measures: measures.clone(), of_run };
+            [&RUN_COLUMNS[..], &OLD_COLUMNS].map(of)
+        });
         versions.find(|columns| columns.header().trim_end() == header)
     }
 
@@ -131,7 +136,7 @@ struct Read {
     whole: Option<u64>,
 }
 
-const EARLIER: &str = "measured by an earlier version, which kept no void runs: 'lab report' reads \
+const EARLIER: &str = "measured by an earlier version, with fewer columns: 'lab report' reads \
                        it; to measure, use another --out";
 
 impl Read {
@@ -201,8 +206,9 @@ pub fn existing_runs(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<
     if !runs.exists() {
         return Ok(Vec::new());
     }
-    let read = read_runs(&runs, Columns::of(plan, study))?;
-    if read.columns.of_run != RUN_COLUMNS {
+    let columns = Columns::of(plan, study);
+    let read = read_runs(&runs, columns.clone())?;
+    if read.columns.header() != columns.header() {
         return Err(failed(&runs, EARLIER));
     }
     Ok(read.done())

@@ -19,6 +19,7 @@ use crate::store::Results;
 use crate::study::{Better, Facts, Figures, Measure, Run, Study};
 
 mod balanced;
+mod locks;
 mod original;
 mod tables;
 
@@ -39,7 +40,7 @@ const LOADS: [&str; 5] = ["even", "skewed", "converging", "replay", "trunk"];
 /// The study.
 pub struct Threads;
 
-const MEASURES: [Measure; 14] = [
+const OWN: [Measure; 14] = [
     Measure::new("frames", "1/s", Better::More, "frames that guests got, all together"),
     Measure::new("throughput", "Gbit/s", Better::More, "the same in bits, headers included"),
     Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
@@ -68,8 +69,7 @@ const MEASURES: [Measure; 14] = [
         "contended_others",
         "1/million",
         Better::Less,
-        "contended locks of the FDB, of queue assignments and of ingress queues, per \
-         million frames",
+        "contended locks of all others, per million frames",
     ),
     Measure::new(
         "jain",
@@ -104,7 +104,7 @@ const FACTS: Facts = Facts {
         claim: "With a thread for each CPU of dom0, each serving a group of guests, throughput \
                 is 3.7 times that of one tasklet with 4 vcpus, and 2 times with more than 10.",
     }),
-    measures: &MEASURES,
+    measures: &locks::ALL,
     takes_proto: true,
     tools: &[],
     together: Some(tables::together),
@@ -197,23 +197,23 @@ impl Study for Threads {
 }
 
 /// CPUs of this number of workers: first those of the switch, then those of guests.
-fn worker_cpus(workers: usize, switch: &[usize], guests: &[usize]) -> Vec<usize> {
+pub(super) fn worker_cpus(workers: usize, switch: &[usize], guests: &[usize]) -> Vec<usize> {
     let more = guests.iter().filter(|cpu| !switch.contains(cpu));
     switch.iter().chain(more).copied().take(workers).collect()
 }
 
 /// Whether guests are on all CPUs, including workers'. If the switch has one CPU, guests are on all
 /// even with one worker: otherwise a second worker would also add a second CPU for guests.
-fn shares_cpus(workers: usize, own: usize) -> bool {
+pub(super) fn shares_cpus(workers: usize, own: usize) -> bool {
     own < 2 || workers > own
 }
 
 /// Name of a client's port. No name is a prefix of another.
-fn client_name(i: usize) -> String {
+pub(super) fn client_name(i: usize) -> String {
     format!("c{i:02}")
 }
 
-fn guest_name(i: usize) -> String {
+pub(super) fn guest_name(i: usize) -> String {
     format!("g{i:02}")
 }
 
@@ -328,9 +328,7 @@ impl<'a> Case<'a> {
         let (after, ns_after) = (switch.snapshot(&[])?, guests_ns());
         switch.check()?;
         let mut figures = self.figures(&count, ns_after.saturating_sub(ns_before));
-        let waits = contended(&after.stats).saturating_sub(contended(&before.stats));
-        let frames = count.egress("g", "frames");
-        figures.insert("contended_others", 1e6 * waits as f64 / frames.max(1.0));
+        figures.extend(locks::figures(&count));
         figures.extend(of_workers(&count, &before, &after));
         figures.extend(losses(&switch, clients, guests, &quiet)?);
         Ok(figures)
@@ -361,20 +359,13 @@ impl<'a> Case<'a> {
 }
 
 /// Number of learned addresses of guests.
-fn addresses(switch: &Switch) -> Result<usize, Fail> {
+pub(super) fn addresses(switch: &Switch) -> Result<usize, Fail> {
     let fdb = switch.ask(&api::Request::Fdb)?;
     Ok(fdb["entries"].as_array().map_or(0, Vec::len))
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
-}
-
-/// How often threads waited for locks other than those of egress queues.
-fn contended(stats: &Value) -> u64 {
-    let of_all = stats["locks"].as_object().into_iter().flatten().map(|(_, count)| count);
-    let of_workers = list(&stats["workers"]).map(|worker| &worker["contended"]);
-    of_all.chain(of_workers).filter_map(Value::as_u64).sum()
 }
 
 /// Figures of workers: how many forwarded frames, and the capacity of the busiest.

@@ -1,11 +1,12 @@
 //! The HTTP thread's access to the control thread.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use api::{Problem, Request};
 use serde_json::Value;
+use shm::sync::{Lock, Mutex};
 use tokio::sync::oneshot;
 
 /// A request to the control thread.
@@ -25,7 +26,7 @@ pub struct Control {
 impl Control {
     /// Queries go to `sender`; `wake`, an eventfd, is signalled for each.
     pub fn new(sender: Sender<Query>, wake: Arc<OwnedFd>) -> Self {
-        Self { sender: Mutex::new(sender), wake }
+        Self { sender: Mutex::new(Lock::HttpQueries, sender), wake }
     }
 
     /// Forwards a request, which only reads, and returns what `ctl --json` prints. `None`: the
@@ -33,7 +34,7 @@ impl Control {
     pub async fn call(&self, request: Request) -> Option<Value> {
         let (reply, received) = oneshot::channel();
         {
-            let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            let sender = self.sender.lock();
             sender.send(Query { request, reply }).ok()?;
         }
         os::signal(self.wake.as_fd());

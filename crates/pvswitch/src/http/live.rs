@@ -4,10 +4,11 @@
 //! system call, so nothing is recorded while nobody looks. The samples remain until the next page
 //! is opened.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::Request;
+use shm::sync::{Lock, Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::control::Control;
@@ -37,7 +38,7 @@ struct State {
 impl Live {
     /// Samples are taken through `control`.
     pub fn new(control: Arc<Control>) -> Arc<Self> {
-        Arc::new(Self { control, state: Mutex::default() })
+        Arc::new(Self { control, state: Mutex::new(Lock::HttpHistory, State::default()) })
     }
 
     /// The present state, and the samples after `since`, a time of the switch's clock in seconds.
@@ -88,6 +89,6 @@ impl Live {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

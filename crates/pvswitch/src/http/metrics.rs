@@ -84,6 +84,7 @@ const WORKER: Way = Way {
         ("rounds", "Rounds over the hot queues."),
         ("sleeps", "Times the worker slept until woken, or for a long time."),
         ("naps", "Times the worker slept for a short set time."),
+        ("epoll_waits", "Times the worker asked the kernel for notifications of guests."),
         ("moves", "Queues moved from the worker to other workers."),
         ("contended", "Times the worker waited for a queue locked by the control thread."),
         ("cpu_ns", "CPU time of the worker's thread."),
@@ -118,6 +119,7 @@ pub fn text(show: &Value, stats: &Value) -> String {
         }
         words(&mut out, way.name, &queues);
     }
+    locks(&mut out, &stats["lock_counts"]);
     let workers = list(&stats["workers"]).iter().enumerate();
     let workers: Vec<_> =
         workers.filter_map(|(i, w)| Some((format!("worker=\"{i}\""), w.as_object()?))).collect();
@@ -303,6 +305,21 @@ fn control(out: &mut String, control: &Value) {
     let mut closed = Family::new(out, "pvswitch_control_closed_total", "counter", help);
     for (key, cause) in [("closed_slow", "slow"), ("closed_for_others", "for_others")] {
         closed.sample(&format!("cause=\"{cause}\""), number(key));
+    }
+}
+
+/// Locks by name.
+fn locks(out: &mut String, counts: &Value) {
+    for (key, help) in [
+        ("taken", "Times a lock of this name was taken."),
+        ("contended", "Times another thread had it."),
+        ("waited_ns", "Time that threads waited for it."),
+    ] {
+        let (base, scale) = unit(key);
+        let mut family = Family::new(out, &format!("pvswitch_lock_{base}_total"), "counter", help);
+        for (lock, of) in counts.as_object().into_iter().flatten() {
+            family.sample(&format!("lock=\"{lock}\""), of[key].as_f64().unwrap_or(0.0) * scale);
+        }
     }
 }
 

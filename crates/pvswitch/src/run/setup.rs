@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ::os::{Priority, Sandbox};
+use shm::sync::{Lock, Mutex};
 use switch::account::Budgets;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port};
@@ -216,7 +217,7 @@ pub(super) fn random_key() -> Result<[u64; 3], RunError> {
 /// Creates a port that accepts and drops all frames.
 pub(super) fn add_null(spec: &PortSpec, id: PortId) -> PortState {
     let stats = Arc::new(EgressStats::default());
-    let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
+    let queue = Arc::new(Mutex::new(Lock::Egress, uplink::NullEgress::new(Arc::clone(&stats))));
     let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
     port.set_active(1);
     PortState::new(spec, Arc::new(port), Vec::new(), Attach::Null)

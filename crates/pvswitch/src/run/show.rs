@@ -1,10 +1,10 @@
 //! State and counters of the switch as JSON.
 
 use std::net::IpAddr;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
+use shm::sync::{Counts, Lock};
 use switch::tuning::Drain;
 use uplink::evpn::{Address, Remote};
 use vhost_user::connection::Connection;
@@ -131,7 +131,7 @@ impl System {
         }
         match &state.attach {
             Attach::VhostUser(vhost) => {
-                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                let guest = vhost.guest.lock();
                 let logs = |connection: &Connection| connection.backend().is_logging();
                 value["dirty_log"] = vhost.connection.as_ref().is_some_and(logs).into();
                 value["features"] = feature::names(guest.features).into();
@@ -153,14 +153,21 @@ impl System {
 
     pub(super) fn stats(&self) -> Value {
         self.count_losses();
+        let counts = shm::sync::lock_counts();
+        let contended = |wanted: Lock| {
+            let found = counts.iter().find(|(lock, _)| *lock == wanted);
+            found.map_or(0, |(_, counts)| counts.contended)
+        };
         json!({
             "uptime_ns": self.clock().now().ns(),
             "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),
             "workers": self.workers(),
+            // For older clients: the first two locks that were counted.
             "locks": {
-                "fdb": self.fdb.contended(),
-                "assignments": self.pool.assignments_contended(),
+                "fdb": contended(Lock::Fdb),
+                "assignments": contended(Lock::Assignments),
             },
+            "lock_counts": lock_counts(&counts),
         })
     }
 
@@ -219,6 +226,16 @@ fn in_bridge(address: Address, port: &str, state: Option<&str>, vtep: Option<IpA
     })
 }
 
+/// Counts of locks by name, of those that were taken.
+fn lock_counts(counts: &[(Lock, Counts)]) -> Value {
+    let of = |(lock, counts): &(Lock, Counts)| {
+        let Counts { taken, contended, waited_ns } = counts;
+        let counts = json!({"taken": taken, "contended": contended, "waited_ns": waited_ns});
+        (lock.name().to_string(), counts)
+    };
+    Value::Object(counts.iter().map(of).collect())
+}
+
 pub(super) fn port_stats(state: &PortState) -> Value {
     let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
         all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
@@ -262,6 +279,7 @@ fn worker_stats(worker: &Handle) -> Value {
         "rounds": stats.rounds.load(Ordering::Relaxed),
         "sleeps": stats.sleeps.load(Ordering::Relaxed),
         "naps": stats.naps.load(Ordering::Relaxed),
+        "epoll_waits": stats.epoll_waits.load(Ordering::Relaxed),
         "moves": stats.moves.load(Ordering::Relaxed),
         "contended": stats.contended.load(Ordering::Relaxed),
         "queues": stats.queues.load(Ordering::Relaxed),

@@ -2,9 +2,10 @@
 //! ([0034](../../../../docs/design/0034-stream-ports.md)).
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use shm::sync::Mutex;
 use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port, Source};
@@ -54,12 +55,12 @@ impl Queues {
     fn disconnect(&self) -> Option<End> {
         match self {
             Self::Stream(pair) => {
-                lock(&pair.egress).disconnect();
-                lock(&pair.ingress).disconnect()
+                pair.egress.lock().disconnect();
+                pair.ingress.lock().disconnect()
             }
             Self::Dgram(pair) => {
-                lock(&pair.egress).disconnect();
-                lock(&pair.ingress).disconnect()
+                pair.egress.lock().disconnect();
+                pair.ingress.lock().disconnect()
             }
         }
     }
@@ -76,10 +77,6 @@ pub(super) struct StreamHanded {
     pub(super) ended: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl StreamPort {
     /// The connection for another process; none if that will not have the bytes that this one has
     /// (`parts`): after a kill its peer must connect again.
@@ -93,20 +90,20 @@ impl StreamPort {
         let pair = match &self.queues {
             Queues::Stream(pair) => pair,
             Queues::Dgram(pair) => {
-                let unsent = put(bytes, &lock(&pair.egress).unsent());
+                let unsent = put(bytes, &pair.egress.lock().unsent());
                 return StreamHanded { unsent, ..StreamHanded::default() };
             }
         };
-        let ingress = lock(&pair.ingress);
+        let ingress = pair.ingress.lock();
         let unread = put(bytes, ingress.unsent());
-        let unsent = put(bytes, lock(&pair.egress).unsent());
+        let unsent = put(bytes, pair.egress.lock().unsent());
         StreamHanded { unread, unsent, ended: ingress.has_ended() }
     }
 
     /// Datagrams that were read and not forwarded.
     pub(super) fn unsent(&self) -> Vec<Vec<u8>> {
         match &self.queues {
-            Queues::Dgram(pair) => lock(&pair.ingress).unsent(),
+            Queues::Dgram(pair) => pair.ingress.lock().unsent(),
             Queues::Stream(_) => Vec::new(),
         }
     }
@@ -114,7 +111,7 @@ impl StreamPort {
     /// Takes over such datagrams of another process.
     pub(super) fn restore_unsent(&self, frames: &[Vec<u8>]) {
         if let Queues::Dgram(pair) = &self.queues {
-            lock(&pair.ingress).restore_unsent(frames);
+            pair.ingress.lock().restore_unsent(frames);
         }
     }
 }
@@ -175,9 +172,9 @@ impl System {
             Queues::Stream(pair) => {
                 // They have no use here, and would count against the limit of the process.
                 os::refuse_descriptors(kick.as_fd());
-                let read = lock(&pair.ingress).connect(Arc::clone(&kick), unread);
+                let read = pair.ingress.lock().connect(Arc::clone(&kick), unread);
                 read.map_err(|fault| fault.to_string())?;
-                lock(&pair.egress).connect(socket, unsent)
+                pair.egress.lock().connect(socket, unsent)
             }
             Queues::Dgram(pair) => {
                 // It reads what is sent to its own name.
@@ -185,8 +182,8 @@ impl System {
                 let own = own.ok_or("it has no name")?.map_err(|error| error.to_string())?;
                 os::refuse_descriptors(own.as_fd());
                 kick = Arc::new(ForeignFd::charged(own, None, &port.account));
-                lock(&pair.ingress).connect(Arc::clone(&kick));
-                lock(&pair.egress).connect(socket, unsent)
+                pair.ingress.lock().connect(Arc::clone(&kick));
+                pair.egress.lock().connect(socket, unsent)
             }
         };
         let room = room.map_err(|error| error.to_string())?;

@@ -2,10 +2,11 @@
 //! have in common what happens when an interface goes down.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::event::Event;
+use shm::sync::{Lock, Mutex};
 use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Source};
 use switch::port;
@@ -63,7 +64,7 @@ impl System {
     ) -> Prepared {
         tracing::error!(port = spec.name, "down until it exists: {missing}");
         let stats = Arc::new(EgressStats::default());
-        let queue = Arc::new(Mutex::new(NullEgress::new(Arc::clone(&stats))));
+        let queue = Arc::new(Mutex::new(Lock::Egress, NullEgress::new(Arc::clone(&stats))));
         let port = self.make_port(id, &spec.name, vec![EgressQueue::new(queue, stats)]);
         let check_at = Some(Instant::now() + CHECK_INTERVAL);
         let mut state = PortState::new(spec, Arc::new(port), Vec::new(), Attach::Missing(check_at));

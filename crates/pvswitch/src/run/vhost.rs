@@ -2,8 +2,9 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use shm::sync::{Lock, Mutex};
 use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::Port;
@@ -52,7 +53,7 @@ impl System {
         let vhost = VhostPort {
             conf: conf.clone(),
             pairs,
-            guest: Arc::default(),
+            guest: Arc::new(Mutex::new(Lock::Guest, Guest::default())),
             end,
             connection: None,
             is_up: false,
@@ -155,13 +156,12 @@ impl System {
         let wired = |p: &PortState| pair.contains(&p.port.id);
         let accepted = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
             Attach::VhostUser(vhost) => {
-                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                let guest = vhost.guest.lock();
                 Some(guest.features).filter(|features| *features != 0).map(takes)
             }
             Attach::Stream(_) => Some(Offloads::default()),
             Attach::Xen(_) if p.port.is_wired() && p.port.active() > 0 => {
-                let queue = p.port.egress[0].queue.lock();
-                Some(queue.unwrap_or_else(PoisonError::into_inner).offloads())
+                Some(p.port.egress[0].queue.lock().offloads())
             }
             _ => None,
         });
@@ -184,9 +184,7 @@ impl System {
         self.touch(name);
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         vhost.end.end();
-        if let Ok(mut guest) = vhost.guest.lock() {
-            *guest = Guest::default();
-        }
+        *vhost.guest.lock() = Guest::default();
         vhost.end.log.info(format_args!("front-end disconnected: {why}"));
         self.unwatch(connection.as_fd(), &Event::Connection(name.into()));
         // Stops its rings.

@@ -8,10 +8,11 @@
 //! A TAP that cannot be created is retried; until then the vif waits, and says why.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use os::Backoff;
+use shm::sync::{Lock, Mutex, MutexGuard};
 use switch::fdb::PortId;
 use switch::forward::Mode;
 use xen_netif::back::{Interface, VifId};
@@ -46,11 +47,11 @@ struct State {
 impl Wired {
     fn new() -> Self {
         let interface = Interface::Missing("its interface is not created yet".into());
-        Self(Arc::new(Mutex::new(State { interface, queue: None, carrier: None })))
+        Self(Arc::new(Mutex::new(Lock::VifTap, State { interface, queue: None, carrier: None })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The interface, as the handshake sees it.

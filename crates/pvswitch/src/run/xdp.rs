@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use shm::sync::{Lock, Mutex};
 use switch::fdb::PortId;
 use switch::forward::EgressQueue;
 use switch::port;
@@ -90,10 +91,6 @@ impl XdpOffer {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl XdpPort {
     pub(super) fn offer<'a>(&'a self, fds: &mut Exported<'a>) -> XdpOffer {
         let (of, shape) = (self.xdp.descriptors(), self.xdp.shape());
@@ -115,7 +112,7 @@ impl XdpPort {
     pub(super) fn handed(&self) -> Vec<XdpQueueHanded> {
         let queues = self.egress.iter().zip(&self.counted);
         let handed = queues.map(|(egress, counted)| XdpQueueHanded {
-            free: lock(egress).free().to_vec(),
+            free: egress.lock().free().to_vec(),
             counted: counted.get(),
         });
         handed.collect()
@@ -125,9 +122,9 @@ impl XdpPort {
     pub(super) fn resume(&self, handed: &[XdpQueueHanded]) {
         // After a kill the sockets are new.
         if self.is_adopted {
-            self.ingress.iter().for_each(|ingress| lock(ingress).resume());
+            self.ingress.iter().for_each(|ingress| ingress.lock().resume());
             for ((egress, counted), handed) in self.egress.iter().zip(&self.counted).zip(handed) {
-                lock(egress).resume(&handed.free);
+                egress.lock().resume(&handed.free);
                 counted.set(handed.counted);
             }
         }
@@ -146,7 +143,7 @@ impl XdpPort {
         if blocked {
             self.xdp.set_blocked(true)?;
         }
-        self.ingress.iter().for_each(|ingress| lock(ingress).discard());
+        self.ingress.iter().for_each(|ingress| ingress.lock().discard());
         if blocked { Ok(()) } else { self.xdp.set_blocked(false) }
     }
 
@@ -209,8 +206,8 @@ impl System {
             let from = xdp.ingress(queue, Arc::clone(&seen));
             let to = xdp.egress(queue, Arc::clone(&sent)).map_err(no_descriptor)?;
             known.push(self.ingress(spec, queue, &seen));
-            ingress.push(Arc::new(Mutex::new(from)));
-            let to = Arc::new(Mutex::new(to));
+            ingress.push(Arc::new(Mutex::new(Lock::Ingress, from)));
+            let to = Arc::new(Mutex::new(Lock::Egress, to));
             queues.push(EgressQueue::new(Arc::clone(&to) as _, sent));
             egress.push(to);
         }
@@ -268,7 +265,7 @@ impl System {
             return;
         };
         for (queue, egress) in (0..).zip(&xdp.egress) {
-            let room = lock(egress).waits_for();
+            let room = egress.lock().waits_for();
             pool.watch(token(port.id, queue, true), Arc::clone(port), queue, room);
         }
         let what = Event::Link(name.into());

@@ -5,10 +5,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use shm::sync::Mutex;
 use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};

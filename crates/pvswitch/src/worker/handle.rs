@@ -1,12 +1,13 @@
 //! A worker as seen by other threads: its commands, its reports and its counters.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use os::Epoll;
+use shm::sync::{Lock, Mutex};
 use switch::fdb::PortId;
 use switch::forward::{Port, PortEvent, Source, Table};
 use switch::handover::{Gate, Mailbox};
@@ -138,6 +139,8 @@ pub struct WorkerStats {
     pub sleeps: AtomicU64,
     /// Sleeps until a set time.
     pub naps: AtomicU64,
+    /// Times it asked the kernel for kicks, asleep or not: system calls.
+    pub epoll_waits: AtomicU64,
     /// Queues given to other workers.
     pub moves: AtomicU64,
     /// Times it waited for a queue that the control thread had locked.
@@ -164,10 +167,6 @@ pub struct Handle {
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Handle {
     /// Creates the handle of worker number `index`, which does not run yet.
     pub fn new(index: u8) -> std::io::Result<Self> {
@@ -178,7 +177,7 @@ impl Handle {
             wake,
             mailbox: Mailbox::default(),
             stats: WorkerStats::default(),
-            thread: Mutex::new(None),
+            thread: Mutex::new(Lock::WorkerThread, None),
         };
         handle.add(handle.wake.as_fd(), WAKE)?;
         // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 fails here,
@@ -258,7 +257,7 @@ impl Handle {
     /// Ends the thread and waits for it.
     pub fn stop(&self) {
         self.send(|pending| pending.stop = true);
-        if let Some(thread) = lock(&self.thread).take() {
+        if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }

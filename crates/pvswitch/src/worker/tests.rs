@@ -10,11 +10,12 @@ mod weights;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use os::Priority;
 use rustix::event::{EventfdFlags, eventfd};
+use shm::sync::{Lock, Mutex};
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Source};
 use switch::poll::{Costs, Policy};
@@ -167,7 +168,7 @@ impl Rig {
 
     fn serve(&self) {
         let source = Source::new(PortId(0), 0, Arc::clone(&self.stats), Arc::clone(&self.tuning));
-        let ingress = Arc::new(Mutex::new(Fake(Transmit(Arc::clone(&self.guest)))));
+        let ingress = Arc::new(Mutex::new(Lock::Ingress, Fake(Transmit(Arc::clone(&self.guest)))));
         let kick = Some(Arc::clone(&self.kick) as KickFd);
         self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, Layout};
+use shm::sync::{Lock, Mutex};
 use shm::{GuestMemory, Mapping, Region, Seg};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
@@ -235,7 +236,7 @@ impl World {
         let pair = Pair::new();
         let got = Arc::clone(&pair.egress_stats);
         let none = Arc::new(EgressStats::default());
-        let null = Arc::new(std::sync::Mutex::new(NullEgress::new(Arc::clone(&none))));
+        let null = Arc::new(Mutex::new(Lock::Egress, NullEgress::new(Arc::clone(&none))));
         let ports = [
             Port::new(PortId(0), "tap".into(), vec![EgressQueue::new(null, none)]),
             Port::new(
@@ -278,7 +279,7 @@ impl World {
         let frame_len_max = FRAME_LEN_MAX;
         let format =
             Format { hdr_len: 12, mergeable, sends: Offloads::default(), takes, frame_len_max };
-        let mut egress = self.pair.egress.lock().unwrap();
+        let mut egress = self.pair.egress.lock();
         egress.activate(device, Arc::clone(&self.guest.memory), None, format);
         egress.enable(true);
         self.ports[1].set_active(1);
@@ -287,12 +288,12 @@ impl World {
     /// Disconnects the guest between two rounds.
     pub fn leave(&mut self) {
         self.ports[1].set_active(0);
-        self.pair.egress.lock().unwrap().deactivate();
+        self.pair.egress.lock().deactivate();
     }
 
     /// Disconnects the guest at the ring; the switch is not notified.
     pub fn leave_unnoticed(&mut self) {
-        self.pair.egress.lock().unwrap().deactivate();
+        self.pair.egress.lock().deactivate();
     }
 
     /// Connects another guest.

@@ -1,7 +1,7 @@
 //! Full destinations: frames held for them, workers that wait for them, and retries.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::rates::Permit;
 use super::software::len_of_part;
@@ -37,7 +37,7 @@ impl Senders<'_> {
 
 impl EgressQueue {
     fn held(&self) -> shm::sync::MutexGuard<'_, Hold> {
-        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hold.lock()
     }
 
     /// Length of the frame held longest, in bytes.

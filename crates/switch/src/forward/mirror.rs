@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Mutex, PoisonError};
+
+use shm::sync::{Lock, Mutex};
 
 use super::Span;
 use crate::fdb::PortId;
@@ -22,7 +23,7 @@ pub struct Captured {
 
 /// Sinks for copies of a port's frames: a capture, and a mirror port. Costs one load without. A
 /// slow reader loses frames, which are counted, and never slows the switch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mirror {
     /// Which there are, and the mirror port; 0: none.
     state: AtomicU32,
@@ -39,6 +40,13 @@ const EGRESS: u32 = 1 << 18;
 const RESERVED: u32 = 1 << 19;
 const SPAN: u32 = INGRESS | EGRESS | 0xffff;
 
+impl Default for Mirror {
+    fn default() -> Self {
+        let sink = Mutex::new(Lock::Capture, None);
+        Self { state: AtomicU32::new(0), sink, lost: AtomicU64::new(0) }
+    }
+}
+
 impl Mirror {
     fn change(&self, clear: u32, set: u32) {
         let change = |state: u32| Some(state & !clear | set);
@@ -48,7 +56,7 @@ impl Mirror {
     /// Starts a capture, or ends it with `None`.
     pub fn set(&self, sink: Option<SyncSender<Captured>>) {
         self.change(CAPTURE, if sink.is_some() { CAPTURE } else { 0 });
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+        *self.sink.lock() = sink;
     }
 
     pub(super) fn set_span(&self, span: Option<Span>) {
@@ -98,7 +106,7 @@ impl Mirror {
         if !self.is_captured() {
             return;
         }
-        let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let sink = self.sink.lock();
         let Some(sink) = sink.as_ref() else { return };
         for i in picks {
             // With the private head, by which it is forwarded.

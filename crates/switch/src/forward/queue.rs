@@ -1,14 +1,13 @@
 //! An egress queue shared by all workers: its lock, counters, and call policy.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 
-use shm::sync::{Mutex, MutexGuard};
+use shm::sync::{Lock, Mutex, MutexGuard};
 
 use super::Port;
 use super::slow::LongDeliveries;
 use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
-use crate::lock::lock_counted;
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, QueueId};
 use crate::serving::{Serving, panic_on_demand};
@@ -87,7 +86,7 @@ impl EgressQueue {
             queue,
             stats,
             waiters: AtomicU64::new(0),
-            hold: Mutex::new(Hold::new(Arc::default())),
+            hold: Mutex::new(Lock::Hold, Hold::new(Arc::default())),
             holding: AtomicUsize::new(0),
             hold_max: AtomicU16::new(HOLD_DEFAULT),
             meter: PauseMeter::default(),
@@ -96,7 +95,7 @@ impl EgressQueue {
             stalled: AtomicBool::new(false),
             long: LongDeliveries::default(),
             call: AtomicU64::new(Policy::Event.to_bits()),
-            notifier: Mutex::new(Notifier::new(Policy::Event)),
+            notifier: Mutex::new(Lock::Notifier, Notifier::new(Policy::Event)),
         }
     }
 
@@ -138,7 +137,7 @@ impl EgressQueue {
             queue.notify();
             return None;
         }
-        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notifier = self.notifier.lock();
         notifier.set_policy(policy);
         if full {
             notifier.record_notified(now);
@@ -165,7 +164,7 @@ impl EgressQueue {
             return Some(at);
         }
         let mut queue = self.lock();
-        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notifier = self.notifier.lock();
         notifier.set_policy(self.call());
         let decision =
             if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now) };
@@ -178,6 +177,6 @@ impl EgressQueue {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
-        lock_counted(&*self.queue, || self.stats.contended.add(1))
+        self.queue.lock_with(|| self.stats.contended.add(1))
     }
 }

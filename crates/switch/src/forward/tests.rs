@@ -220,7 +220,7 @@ impl Rig {
     }
 
     fn queue(&self, port: usize, queue: usize) -> MutexGuard<'_, FakeEgress> {
-        self.egress[port][queue].lock().unwrap()
+        self.egress[port][queue].lock()
     }
 
     fn port(&self, port: usize) -> MutexGuard<'_, FakeEgress> {
@@ -276,7 +276,7 @@ fn fake() -> (Arc<Mutex<FakeEgress>>, Arc<EgressStats>) {
         stats: Arc::clone(&stats),
         faults: 0,
     };
-    (Arc::new(Mutex::new(fake)), stats)
+    (Arc::new(Mutex::new(Lock::Egress, fake)), stats)
 }
 
 fn mac(n: u8) -> [u8; 6] {

@@ -3,9 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use shm::sync::{Condvar, Mutex};
-
-use super::lock;
+use shm::sync::{Condvar, Lock, Mutex};
 
 #[derive(Default)]
 struct State {
@@ -15,16 +13,22 @@ struct State {
 }
 
 /// The gate as workers see it.
-#[derive(Default)]
 pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
 
+impl Default for Gate {
+    fn default() -> Self {
+        let state = Mutex::new(Lock::Gate, State::default());
+        Self { state, changed: Condvar::new() }
+    }
+}
+
 impl Gate {
     /// Waits until the gate opens.
     pub fn pass(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.waiting += 1;
         self.changed.notify_all();
         while !state.open {
@@ -34,7 +38,7 @@ impl Gate {
 
     fn has(&self, workers: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.waiting < workers {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -60,7 +64,7 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        lock(&self.0.state).open = true;
+        self.0.state.lock().open = true;
         self.0.changed.notify_all();
     }
 }

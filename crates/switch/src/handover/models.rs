@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use shm::sync::{Condvar, Mutex};
 
 use super::*;
 
@@ -21,15 +21,15 @@ struct Wake {
 
 impl Wake {
     fn signal(&self) {
-        *lock(&self.signals) += 1;
+        *self.signals.lock().unwrap() += 1;
         self.changed.notify_all();
     }
 
     /// Sleeps until a signal that was not `seen`.
     fn wait(&self, seen: &mut u32) {
-        let mut signals = lock(&self.signals);
+        let mut signals = self.signals.lock().unwrap();
         while *signals == *seen {
-            signals = self.changed.wait(signals).unwrap_or_else(PoisonError::into_inner);
+            signals = self.changed.wait(signals).unwrap();
         }
         *seen = *signals;
     }

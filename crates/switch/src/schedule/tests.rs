@@ -11,7 +11,7 @@ mod slow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-use shm::sync::{Mutex, MutexGuard};
+use shm::sync::{Lock, Mutex};
 
 use super::*;
 use crate::direct::Direct;
@@ -29,10 +29,6 @@ const COSTS: Costs = Costs::TYPICAL;
 
 /// Virtual time, in ns.
 type Clock = Arc<AtomicU64>;
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("one thread")
-}
 
 /// What a guest's transmit queue is for a worker: frames that wait.
 #[derive(Default)]
@@ -192,7 +188,10 @@ impl Worker {
     fn add(&mut self, port: u16, policy: Policy, notifies: bool) -> (Arc<Guest>, Arc<Tuning>) {
         let (guest, tuning) = (Arc::<Guest>::default(), Arc::new(Tuning::new(policy)));
         let source = Source::new(PortId(port), 0, Arc::default(), Arc::clone(&tuning));
-        let of: Io = Arc::new(Mutex::new(Transmit(Arc::clone(&guest), Arc::clone(&self.clock))));
+        let of: Io = Arc::new(Mutex::new(
+            Lock::Ingress,
+            Transmit(Arc::clone(&guest), Arc::clone(&self.clock)),
+        ));
         self.scheduler.add(Served { token: token(port), source, notifies, of }, self.now());
         (guest, tuning)
     }
@@ -201,7 +200,10 @@ impl Worker {
     fn receive(&mut self) -> (Arc<Receiver>, Arc<Port>) {
         let receiver = Arc::<Receiver>::default();
         let queue = Receive(Arc::clone(&receiver), Arc::clone(&self.clock));
-        let queue = EgressQueue::new(Arc::new(Mutex::new(queue)), Arc::<EgressStats>::default());
+        let queue = EgressQueue::new(
+            Arc::new(Mutex::new(Lock::Egress, queue)),
+            Arc::<EgressStats>::default(),
+        );
         let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
         port.set_active(1);
         self.forwarder.set_table(Arc::new(vec![None, Some(Arc::clone(&port))]));
@@ -223,16 +225,16 @@ impl Worker {
                 let meter = queue.meter(&usage);
                 let Served { source, of, .. } = &queue.served;
                 let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, meter);
+                let took = burst(source, *max, &mut *of.lock(), forwarder, scratch, now, meter);
                 if self.scheduler.record_burst(&took) == Then::Arm {
                     let queue = self.scheduler.queue(*at);
                     let disarms = queue.poller().disarms();
-                    let (nothing, due) = arm(&mut *lock(&queue.served.of), disarms);
+                    let (nothing, due) = arm(&mut *queue.served.of.lock(), disarms);
                     self.scheduler.record_arm(nothing, due);
                 }
                 return true;
             }
-            Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
+            Effect::Disarm { at } => self.scheduler.queue(*at).served.of.lock().disarm(),
             Effect::NotifyDue { rests } => {
                 let Self { forwarder, scheduler, clock, .. } = self;
                 let charge = charge_receivers(now, clock, scheduler);

@@ -91,7 +91,10 @@ pub fn run(policy: Policy, costs: Costs, mistake: Mistake, load: Load, length_ns
     }));
     let clock = Clock::default();
     let receive = Receive(Arc::clone(&outside), clock.clone());
-    let egress = EgressQueue::new(Arc::new(Mutex::new(receive)), Arc::<EgressStats>::default());
+    let egress = EgressQueue::new(
+        Arc::new(shm::sync::Mutex::new(shm::sync::Lock::Egress, receive)),
+        Arc::<EgressStats>::default(),
+    );
     egress.set_call(policy);
     let receiver = Port::new(PortId(1), "receiver".into(), vec![egress]);
     receiver.set_active(1);

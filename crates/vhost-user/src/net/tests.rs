@@ -1,3 +1,5 @@
+use std::sync::Mutex;
+
 use std::os::fd::OwnedFd;
 
 use ring::virtq::{Buf, DriverQueue, Features, Layout};
@@ -210,7 +212,7 @@ fn ring_that_was_enabled_before_a_reset_is_disabled_when_it_starts_again() {
         device.start(ring, setup(ring, 0)).unwrap();
     }
     assert!(!log.take().contains(&Event::Active(1)));
-    assert!(!lock(&pair.egress).is_up() && !lock(&pair.ingress).is_up());
+    assert!(!pair.egress.lock().is_up() && !pair.ingress.lock().is_up());
 }
 
 #[test]
@@ -244,7 +246,7 @@ fn ring_continues_at_its_position_in_new_memory() {
     let burst = || {
         let mut shown = 0;
         let forward = &mut |burst: &mut Burst<'_>| shown = burst.frames.len();
-        lock(&pair.ingress).burst(64, Instant::from_ns(1), &mut Burst::default(), forward).unwrap();
+        pair.ingress.lock().burst(64, Instant::from_ns(1), &mut Burst::default(), forward).unwrap();
         shown
     };
     let send = |driver: &mut DriverQueue, n: usize| {
@@ -267,7 +269,7 @@ fn ring_continues_at_its_position_in_new_memory() {
     let mut used = Vec::new();
     driver.take_used(usize::MAX, &mut used).unwrap();
     assert_eq!(used.len(), 5);
-    assert!(!lock(&pair.egress).is_up());
+    assert!(!pair.egress.lock().is_up());
 }
 
 /// A guest whose memory grows while it is slow.

@@ -6,13 +6,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use os::StateFile;
 use serde::{Deserialize, Serialize};
+use shm::sync::{Lock, Mutex};
 
 use super::{
-    Back, Guest, Imported, Keeping, Kept, Limits, Message, Port, RESUMED, Running, Server,
+    Back, Guest, Imported, Keeping, Kept, Limits, Message, Port, RESUMED, Running, Server, Shared,
     register, spawn,
 };
 use crate::store::TreeState;
@@ -177,9 +178,9 @@ impl Back {
         let front = front.filter(|_| guest.is_some() == had_guest);
         let server = Server::import(Limits::XENSTORED, tree.unwrap_or_default())?;
         let back = Self {
-            shared: Arc::default(),
+            shared: Shared::new(),
             stop: Arc::new(os::eventfd().map_err(os("eventfd"))?),
-            running: Mutex::new(Running::Imported(Imported { front, killed })),
+            running: Mutex::new(Lock::LocalThreads, Running::Imported(Imported { front, killed })),
             server: Some(server),
             listeners,
             dir: dir.into(),

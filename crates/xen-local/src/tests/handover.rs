@@ -9,7 +9,7 @@ use xen_netif::back::{
 };
 use xen_netif::port::Pair;
 
-use super::plug::{Activity, lock};
+use super::plug::Activity;
 use super::*;
 
 const ID: VifId = VifId { domid: 1, devid: 0 };
@@ -172,7 +172,7 @@ impl Guest {
 
 fn frames(pair: &Pair) -> u64 {
     let mut burst = Burst::default();
-    lock(&pair.ingress).burst(64, Now::START, &mut burst, &mut |_| ()).unwrap();
+    pair.ingress.lock().burst(64, Now::START, &mut burst, &mut |_| ()).unwrap();
     pair.ingress_stats.frames.get()
 }
 
@@ -250,7 +250,7 @@ fn rings_with_wrong_references_or_positions_are_refused() {
     let at: RingPositions = serde_json::from_str(at).unwrap();
     let refused = next.resume(Some(&at)).unwrap_err();
     assert!(refused.text.contains("tx ring"), "{}", refused.text);
-    assert!(!lock(&pair.ingress).is_up() && !lock(&pair.egress).is_up());
+    assert!(!pair.ingress.lock().is_up() && !pair.egress.lock().is_up());
     next.connect(&guest.request).unwrap();
     assert_eq!(frames(&pair), 20);
 }

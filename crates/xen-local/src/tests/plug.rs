@@ -35,7 +35,7 @@ impl Queues for Activity {
     fn stop(&mut self, _: u16) {}
     fn set_active(&mut self, queues: u16) {
         lock(&self.changes).push(queues);
-        *lock(&self.served) = self.pairs.iter().filter(|pair| lock(&pair.ingress).is_up()).count();
+        *lock(&self.served) = self.pairs.iter().filter(|pair| pair.ingress.lock().is_up()).count();
     }
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         Box::new(|error| panic!("{error}"))
@@ -104,7 +104,8 @@ impl Bench {
         let before: Vec<_> = self.pairs.iter().map(|p| p.ingress_stats.bytes.get()).collect();
         // Alternately, as in a worker; the clock does not advance.
         for pair in (0..8).flat_map(|_| &self.pairs) {
-            lock(&pair.ingress)
+            pair.ingress
+                .lock()
                 .burst(64, Instant::START, &mut Burst::default(), &mut |_| ())
                 .unwrap();
         }
@@ -122,7 +123,7 @@ impl Bench {
         rx.publish();
         let mut frame = vec![0; len];
         frame[..6].copy_from_slice(&mac);
-        let mut egress = lock(&self.pairs[queue].egress);
+        let mut egress = self.pairs[queue].egress.lock();
         assert_eq!(egress.put_parts(&frame, &[], &VnetHdr::NONE), Ok(true));
         egress.flush();
         let mut packet = RxPacket::new();
@@ -217,7 +218,9 @@ fn mtu_and_multicast_control_hold_from_the_first_frame_and_change_with_the_setti
     let gref = pages.grefs[2];
     assert!(tx.add(TxRequest { gref, ..TxRequest::default() }, &[Extra::McastAdd(ASKED)], &[]));
     tx.publish();
-    lock(&bench.pairs[0].ingress)
+    bench.pairs[0]
+        .ingress
+        .lock()
         .burst(64, Instant::START, &mut Burst::default(), &mut |_| ())
         .unwrap();
     // Requested on one queue, delivered on both.
@@ -270,7 +273,7 @@ fn each_front_end_feature_becomes_an_offload_of_its_port() {
         bench.request.features = features;
         bench.socket.connect(&bench.request).unwrap();
         for (queue, pair) in bench.pairs.clone().iter().enumerate() {
-            let mut egress = lock(&pair.egress);
+            let mut egress = pair.egress.lock();
             assert_eq!(egress.offloads(), offloads, "{features:?}");
             // It has posted no pages: without the feature, sleep until it does is not allowed.
             assert_eq!(egress.arm(), features.rx_notify, "{features:?}");

@@ -91,8 +91,8 @@ impl Bench {
 
     /// Delivers frames sent on queue `from` to queue `to`.
     fn carry(&mut self, from: usize, to: usize) -> usize {
-        let mut ingress = self.pairs[from].ingress.lock().unwrap();
-        let mut egress = self.pairs[to].egress.lock().unwrap();
+        let mut ingress = self.pairs[from].ingress.lock();
+        let mut egress = self.pairs[to].egress.lock();
         let mut frames = 0;
         let mut forward = |burst: &mut Burst<'_>| {
             burst.snapshot();
@@ -456,7 +456,7 @@ fn with_a_hash_each_frame_arrives_on_the_queue_given_by_the_table() {
     assert_eq!(bench.run(), Status::Up);
     assert!(bench.front.agreed().unwrap().ctrl, "it needs a control ring");
     let mut queues = bench.front.rings().take().unwrap();
-    let steer = |bench: &Bench| bench.pairs[0].egress.lock().unwrap().steer();
+    let steer = |bench: &Bench| bench.pairs[0].egress.lock().steer();
     flow(&mut queues[0], 0, 1);
     assert_eq!((bench.carry(0, 0), receive(&mut queues[0]).len()), (1, 60));
     assert!(steer(&bench).is_none(), "unless requested");

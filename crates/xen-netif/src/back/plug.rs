@@ -327,8 +327,8 @@ impl<Q: Queues> Socket<Q> {
         let rings = self.rings.as_ref()?;
         let pairs = self.pairs.iter().take(rings.count.into());
         let of = |pair: &Pair| {
-            let tx = lock(&pair.ingress).position()?;
-            Some((tx, lock(&pair.egress).position()?))
+            let tx = pair.ingress.lock().position()?;
+            Some((tx, pair.egress.lock().position()?))
         };
         let ctrl = rings.ctrl.as_ref().map(|ctrl| ctrl.control.position());
         let multicast = rings.vif.multicast();
@@ -461,11 +461,11 @@ impl<Q: Queues> Socket<Q> {
                 orders: Arc::clone(&orders),
                 queue: usize::from(number),
             };
-            lock(&pair.ingress).activate(tx, wiring(tx_end.0), self.arena());
-            lock(&pair.egress).activate(rx, wiring(rx_end.0));
+            pair.ingress.lock().activate(tx, wiring(tx_end.0), self.arena());
+            pair.egress.lock().activate(rx, wiring(rx_end.0));
             // An earlier back half may have ended between publishing and notifying.
-            lock(&pair.ingress).renotify();
-            lock(&pair.egress).renotify();
+            pair.ingress.lock().renotify();
+            pair.egress.lock().renotify();
             self.queues.start(number, tx_end.1, rx_end.1);
         }
         let active = 0;
@@ -490,7 +490,7 @@ impl<Q: Queues> Socket<Q> {
         if !link {
             // Bursts in progress may have seen the link up; addresses they learned are flushed
             // below.
-            self.pairs.iter().for_each(|pair| drop(lock(&pair.ingress)));
+            self.pairs.iter().for_each(|pair| drop(pair.ingress.lock()));
         }
         let active = if link { rings.count } else { 0 };
         if std::mem::replace(&mut rings.active, active) != active {
@@ -502,20 +502,16 @@ impl<Q: Queues> Socket<Q> {
         let Some(rings) = self.rings.take() else { return };
         // After bursts in progress: addresses they learned are flushed below.
         for pair in self.pairs.iter().take(rings.count.into()) {
-            lock(&pair.ingress).deactivate();
+            pair.ingress.lock().deactivate();
         }
         self.queues.set_active(0);
         for (queue, pair) in (0..rings.count).zip(&self.pairs) {
             self.queues.stop(queue);
-            lock(&pair.egress).deactivate();
+            pair.egress.lock().deactivate();
         }
         // Those of another process stay bound with its descriptors.
         rings.bound.iter().for_each(|bound| self.host.unbind(bound));
     }
-}
-
-fn lock<T>(queue: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn bad_ring(which: &str, error: AttachError) -> Refused {

@@ -7,8 +7,9 @@ mod tests;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use shm::sync::{Lock, RwLock};
 use shm::{Access, Domain, GRANT_LEN, Grants, Mapping, Piece, Private};
 
 use self::sys::{GrantError, Granted, MappedGrants, ioctl};
@@ -61,7 +62,7 @@ impl Own {
 
 impl Grants for Gntdev {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
-        let mapped = self.mapped.read().unwrap_or_else(PoisonError::into_inner);
+        let mapped = self.mapped.read();
         sys::grant_copy(self.fd.as_fd(), &mapped, pieces);
     }
 }
@@ -81,7 +82,11 @@ impl Back {
     /// [`HostError`]: a device node that is missing, or permission denied.
     pub fn open() -> Result<Self, HostError> {
         let fd = open(GNTDEV, "xen-gntdev")?;
-        let gntdev = Arc::new(Gntdev { fd, mapped: Arc::default(), own: Own::open() });
+        let gntdev = Arc::new(Gntdev {
+            fd,
+            mapped: Arc::new(RwLock::new(Lock::XenMapped, MappedGrants::default())),
+            own: Own::open(),
+        });
         // Each channel needs one later; a missing device is reported now.
         evtchn()?;
         let grants = Arc::clone(&gntdev);

@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::xen::ctrl_status::{INVALID_PARAMETER as INVALID, NOT_SUPPORTED, SUCCESS};
 use ring::xen::{
@@ -17,6 +17,7 @@ use ring::xen::{
     ctrl_status, ctrl_type,
 };
 use serde::{Deserialize, Serialize};
+use shm::sync::{Lock, Mutex};
 use shm::{Domain, Seg, SegMut};
 
 use super::hash::{KEY_LEN_MAX, MAPPING_MAX, Steering, algorithm, hash_type};
@@ -89,8 +90,12 @@ pub struct Orders {
 impl Orders {
     /// Creates empty settings for a vif of `queues` queues.
     pub fn new(queues: usize) -> Self {
-        let grants = (0..queues).map(|_| Mutex::default()).collect();
-        Self { steering: Mutex::default(), grants, changes: AtomicU64::new(0) }
+        let grants = (0..queues).map(|_| Mutex::new(Lock::XenStaticGrants, Arc::default()));
+        Self {
+            steering: Mutex::new(Lock::XenSteering, Arc::default()),
+            grants: grants.collect(),
+            changes: AtomicU64::new(0),
+        }
     }
 
     /// Number of queues.
@@ -107,13 +112,12 @@ impl Orders {
 
     /// Hash and table that spread frames over the queues.
     pub fn steering(&self) -> Arc<Steering> {
-        Arc::clone(&self.steering.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.steering.lock())
     }
 
     /// The static grants of `queue`; empty if it does not exist.
     pub fn grants(&self, queue: usize) -> Arc<StaticGrants> {
-        let lock =
-            |m: &Mutex<Arc<_>>| Arc::clone(&m.lock().unwrap_or_else(PoisonError::into_inner));
+        let lock = |m: &Mutex<Arc<_>>| Arc::clone(&m.lock());
         self.grants.get(queue).map(lock).unwrap_or_default()
     }
 
@@ -162,10 +166,7 @@ impl Orders {
 
     fn set<T>(&self, place: &Mutex<Arc<T>>, new: T) {
         // The old value is dropped outside the lock, because that may unmap pages.
-        let old = std::mem::replace(
-            &mut *place.lock().unwrap_or_else(PoisonError::into_inner),
-            Arc::new(new),
-        );
+        let old = std::mem::replace(&mut *place.lock(), Arc::new(new));
         self.changes.fetch_add(1, Ordering::Release);
         drop(old);
     }

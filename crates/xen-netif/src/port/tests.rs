@@ -1,5 +1,7 @@
 //! Both rings of a vif as ports, with correct and hostile front halves.
 
+use std::sync::Mutex;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -207,12 +209,8 @@ impl Guest {
             orders: orders.clone(),
             queue,
         };
-        pair.ingress.lock().unwrap().activate(
-            BackTx::attach(tx_page).unwrap(),
-            wiring.clone(),
-            arena(),
-        );
-        pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
+        pair.ingress.lock().activate(BackTx::attach(tx_page).unwrap(), wiring.clone(), arena());
+        pair.egress.lock().activate(BackRx::attach(rx_page).unwrap(), wiring);
         Self { id, host: host.clone(), tx, rx, channel, vif, orders, pair, next: 0 }
     }
 
@@ -243,7 +241,7 @@ impl Guest {
     /// Passes sent packets to `see` as one burst.
     fn burst(&mut self, now: Instant, mut see: impl FnMut(&mut Burst<'_>)) -> Result<usize, Fault> {
         let mut scratch = Burst::default();
-        let mut ingress = self.pair.ingress.lock().unwrap();
+        let mut ingress = self.pair.ingress.lock();
         ingress.burst(64, now, &mut scratch, &mut |burst| see(burst))
     }
 
@@ -320,7 +318,7 @@ fn carry(a: &mut Guest, b: &mut Guest) -> usize {
         burst.snapshot();
         let picks = (0..burst.frames.len() as u16).filter(|i| !burst.is_excluded((*i).into()));
         let picks: Vec<u16> = picks.collect();
-        let mut egress = egress.lock().unwrap();
+        let mut egress = egress.lock();
         took = egress.put(burst, &picks).unwrap();
         egress.flush();
         egress.notify();
@@ -486,7 +484,7 @@ fn delivered_headers_are_those_checked_despite_concurrent_writes() {
     a.burst(at(0), |burst| {
         burst.snapshot();
         page.seg_mut(16, 600).unwrap().write(&[0xee; 600]);
-        let mut egress = egress.lock().unwrap();
+        let mut egress = egress.lock();
         assert_eq!(egress.put(burst, &[0]), Ok(1));
         egress.flush();
     })
@@ -545,8 +543,8 @@ fn malformed_packets_stop_their_port_after_earlier_packets() {
         a.received().unwrap_err();
         // A second deactivation finds no ring, and the next ring is separate.
         for queue_was_there in [true, false] {
-            assert_eq!(a.pair.ingress.lock().unwrap().deactivate(), queue_was_there);
-            assert_eq!(a.pair.egress.lock().unwrap().deactivate(), queue_was_there);
+            assert_eq!(a.pair.ingress.lock().deactivate(), queue_was_there);
+            assert_eq!(a.pair.egress.lock().deactivate(), queue_was_there);
         }
         assert_eq!((a.received().unwrap(), a.responses()), (vec![], vec![]));
         assert_eq!(b.received().unwrap().len(), 1, "others are not affected");
@@ -560,12 +558,12 @@ fn packets_get_responses_in_order() {
     (0..5).for_each(|n| a.send(&tcp(60 + n), &[60 + n], 0, &[]));
     assert_eq!(carry(&mut a, &mut b), 2);
     assert_eq!(a.responses(), [status::OKAY; 5], "its pages are not held");
-    assert!(b.pair.egress.lock().unwrap().arm(), "full");
+    assert!(b.pair.egress.lock().arm(), "full");
     b.post(102..104);
-    assert!(!b.pair.egress.lock().unwrap().arm());
+    assert!(!b.pair.egress.lock().arm());
     let got: Vec<_> = std::iter::from_fn(|| b.take()).map(|p| p.unwrap().1.len()).collect();
     assert_eq!(got, [60, 61]);
-    assert!(a.pair.ingress.lock().unwrap().deactivate());
+    assert!(a.pair.ingress.lock().deactivate());
     assert_eq!(a.responses(), []);
 }
 
@@ -581,7 +579,7 @@ fn front_end_without_scatter_gather_gets_at_most_one_page() {
     assert_eq!(b.take().unwrap().unwrap().1, tcp(4096));
     assert!(b.take().is_none());
     assert_eq!(b.pair.egress_stats.drops_too_long.get(), 1);
-    let takes = b.pair.egress.lock().unwrap().offloads();
+    let takes = b.pair.egress.lock().offloads();
     assert!(takes.csum && !takes.tso4 && !takes.tso6);
 }
 
@@ -598,7 +596,7 @@ fn rate_is_checked_before_a_packet_is_taken() {
     assert_eq!(shown, 131, "the bucket");
     assert_eq!(a.burst(at(0), |_| ()), Ok(0));
     let rests = |a: &Guest| {
-        let mut ingress = a.pair.ingress.lock().unwrap();
+        let mut ingress = a.pair.ingress.lock();
         (ingress.arm(), ingress.due())
     };
     // Packets are pending, but must wait, whatever events arrive.
@@ -696,7 +694,7 @@ fn notified_once_per_burst_and_not_while_the_front_half_polls() {
     }
     assert_eq!(a.channel.notified.load(Ordering::Relaxed), 1, "not armed again");
     assert_eq!(a.responses().len(), 6);
-    let mut ingress = a.pair.ingress.lock().unwrap();
+    let mut ingress = a.pair.ingress.lock();
     assert!(ingress.arm());
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
@@ -709,9 +707,8 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
     let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
     let flags = [&mut a, &mut b].map(|guest| {
         let flag = Arc::new(SmartPoll::new(area()));
-        guest.pair.ingress.lock().unwrap().active.as_mut().unwrap().wiring.smart_poll =
-            Some(flag.clone());
-        guest.pair.egress.lock().unwrap().set_smart_poll(flag.clone());
+        guest.pair.ingress.lock().active.as_mut().unwrap().wiring.smart_poll = Some(flag.clone());
+        guest.pair.egress.lock().set_smart_poll(flag.clone());
         flag
     });
     let notified = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
@@ -729,8 +726,8 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
     assert_eq!(see(&mut a, &mut b), [(1, true); 2], "both poll");
     flags.iter().for_each(|flag| flag.set(false));
     assert_eq!(see(&mut a, &mut b), [(1, false); 2], "nothing new");
-    assert!(a.pair.ingress.lock().unwrap().deactivate());
-    assert!(b.pair.egress.lock().unwrap().deactivate());
+    assert!(a.pair.ingress.lock().deactivate());
+    assert!(b.pair.egress.lock().deactivate());
     assert_eq!([notified(&a), notified(&b)], [1; 2]);
 }
 
@@ -738,7 +735,7 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
 fn made_frames_and_room_for_them() {
     let (_, mut b) = two();
     b.post(100..104);
-    let mut egress = b.pair.egress.lock().unwrap();
+    let mut egress = b.pair.egress.lock();
     assert_eq!((egress.room(1500, 10), egress.room(5000, 10)), (Ok(4), Ok(2)));
     let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::NONE };
     let body = tcp(1500);
@@ -761,14 +758,14 @@ fn packet_with_a_missing_rest_stops_the_port_after_a_time() {
     tx.add(slot, &[], &[slot]);
     // Only the first of its two slots was published.
     page.sync_store_u32(0, START + 1, shm::sync::Ordering::Release);
-    let mut ingress = a.pair.ingress.lock().unwrap();
+    let mut ingress = a.pair.ingress.lock();
     let wiring = ingress.active.as_ref().unwrap().wiring.clone();
     ingress.deactivate();
     ingress.activate(BackTx::attach(page.clone()).unwrap(), wiring, arena());
     drop(ingress);
     assert_eq!(a.burst(at(1), |_| ()), Ok(0));
     let rests = |a: &Guest| {
-        let mut ingress = a.pair.ingress.lock().unwrap();
+        let mut ingress = a.pair.ingress.lock();
         (ingress.arm(), ingress.due())
     };
     // There is no event for a missing rest: the port is polled in time.
@@ -789,7 +786,7 @@ fn missing_rest_after_a_frame_is_waited_for() {
     let whole = a.tx.req_prod;
     a.tx.page.sync_store_u32(0, end.wrapping_add(1), shm::sync::Ordering::Release);
     assert_eq!(carry(&mut a, &mut b), 1);
-    let due = |a: &Guest| a.pair.ingress.lock().unwrap().due();
+    let due = |a: &Guest| a.pair.ingress.lock().due();
     assert_eq!(due(&a), Some(at(10_000_000_001)));
     a.tx.page.sync_store_u32(0, whole, shm::sync::Ordering::Release);
     assert_eq!(carry(&mut a, &mut b), 1);

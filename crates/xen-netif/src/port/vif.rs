@@ -1,8 +1,8 @@
 //! State shared by the queues of one vif: its link, its rate, its multicast list, its MTU.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use shm::sync::{Lock, Mutex};
 use switch::time::{Instant, Ns};
 
 /// Maximum length of a guest's multicast list, as in Linux's netback.
@@ -80,7 +80,7 @@ impl Bucket {
 }
 
 /// State shared by the queues of one vif. Set by the control thread or by the guest's requests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Vif {
     limited: AtomicBool,
     bucket: Mutex<Option<Bucket>>,
@@ -94,15 +94,29 @@ pub struct Vif {
     down: AtomicBool,
 }
 
+impl Default for Vif {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Vif {
     /// Link up, no limit, no filter.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            limited: AtomicBool::new(false),
+            bucket: Mutex::new(Lock::XenRate, None),
+            filtering: AtomicBool::new(false),
+            multicast: Mutex::new(Lock::XenMulticast, Vec::new()),
+            lost: AtomicBool::new(false),
+            mtu: AtomicU16::new(0),
+            down: AtomicBool::new(false),
+        }
     }
 
     /// Limits the guest's sending rate; the bucket starts full.
     pub fn set_rate(&self, rate: Option<Rate>) {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         *bucket = rate.map(|rate| Bucket { rate, tokens: 0, filled: Instant::START });
         if let Some(bucket) = bucket.as_mut() {
             bucket.tokens = bucket.most();
@@ -119,14 +133,14 @@ impl Vif {
         if !self.limited.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now))
     }
 
     /// Refunds a frame of `len` bytes that is sent later.
     #[cold]
     pub(super) fn refund(&self, len: u16) {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         if let Some(bucket) = bucket.as_mut() {
             bucket.tokens = bucket.tokens.saturating_add(len.into()).min(bucket.most());
         }
@@ -140,7 +154,7 @@ impl Vif {
 
     /// Adds an address; false: the list is full.
     pub(super) fn add_multicast(&self, mac: [u8; 6]) -> bool {
-        let mut list = self.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.multicast.lock();
         if list.contains(&mac) {
             return true;
         }
@@ -153,19 +167,19 @@ impl Vif {
 
     /// Removes an address, if it is listed.
     pub(super) fn del_multicast(&self, mac: [u8; 6]) {
-        let mut list = self.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.multicast.lock();
         list.retain(|m| *m != mac);
     }
 
     /// The list of addresses, for another process.
     pub fn multicast(&self) -> Vec<[u8; 6]> {
-        self.multicast.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.multicast.lock().clone()
     }
 
     /// Sets the list that another process had.
     pub fn set_multicast(&self, mut list: Vec<[u8; 6]>) {
         list.truncate(MULTICAST_MAX);
-        *self.multicast.lock().unwrap_or_else(PoisonError::into_inner) = list;
+        *self.multicast.lock() = list;
     }
 
     /// Notes that the list is not known.
@@ -182,7 +196,7 @@ impl Vif {
     /// Whether a frame to `mac` is to be delivered. Broadcast always is.
     pub(super) fn accepts(&self, mac: [u8; 6]) -> bool {
         let group = mac[0] & 1 != 0 && mac != [0xff; 6];
-        !group || self.multicast.lock().unwrap_or_else(PoisonError::into_inner).contains(&mac)
+        !group || self.multicast.lock().contains(&mac)
     }
 
     /// Enables or disables all frames. While disabled, frames of the guest are taken and dropped.

@@ -13,8 +13,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use shm::sync::{Lock, Mutex, MutexGuard};
 
 use super::error::StoreError;
 use super::wire::{self, Decoder, Errno, Kind, Message, Perm};
@@ -134,7 +135,7 @@ impl Store {
             spent: Duration::ZERO,
             probe: None,
         };
-        Ok(Self { name, fd, event_seen, either, link: Mutex::new(link) })
+        Ok(Self { name, fd, event_seen, either, link: Mutex::new(Lock::XenStore, link) })
     }
 
     /// Sets the maximum time to wait for a reply, 10 s by default. A request without one closes
@@ -378,7 +379,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link.lock()
     }
 
     fn malformed(&self, what: String) -> StoreError {

@@ -1,7 +1,7 @@
 //! The report: speed-up beside that of the original study, and its limits.
 
 use super::original::{CLAIMS, claim_of};
-use super::{shares_cpus, worker_cpus};
+use super::{locks, shares_cpus, worker_cpus};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::{Comparison, Results};
@@ -55,6 +55,7 @@ pub fn parts(results: &Results) -> Vec<Part> {
     parts.push(Part::Table(speed_ups(&loads)));
     parts.push(Part::Table(limits(&loads)));
     parts.push(Part::Table(counts_table(&loads)));
+    parts.extend(locks_table(&loads).map(Part::Table));
     parts
 }
 
@@ -507,8 +508,8 @@ fn counts_table(loads: &[Load]) -> Table {
     Table {
         title: "Costs, contention and fairness".into(),
         note: "Locks: each group of frames locks its guest's egress queue once; two workers \
-               contend only if they send to one guest. Other locks: of the FDB, \
-               of moves of queues between workers, and of ingress queues. Jain's index: 1 if \
+               contend only if they send to one guest. Other locks: all \
+               others, see the table of locks. Jain's index: 1 if \
                equal demand gets equal service; of guests, converging: of clients. Lost: \
                converging clients send more than one guest accepts. Workers that forwarded: \
                those that had a queue with frames at the start or end of the window."
@@ -517,4 +518,40 @@ fn counts_table(loads: &[Load]) -> Table {
         rows,
         command: "pvswitch lab run threads".into(),
     }
+}
+
+/// A row for each lock that was taken in a cell; `None`: results of a version that did not count
+/// them.
+fn locks_table(loads: &[Load]) -> Option<Table> {
+    let mut rows = Vec::new();
+    for load in loads {
+        for (placement, workers, row) in load.rows() {
+            for (lock, [taken, contended, waited]) in locks::rows() {
+                let value = |measure| load.value(placement, workers, measure, 1.0, 2);
+                if load.median(placement, workers, taken).is_some_and(|taken| taken > 0.0) {
+                    let of_lock = [text(lock), value(taken), value(contended), value(waited)];
+                    rows.push(row.iter().cloned().chain(of_lock).collect());
+                }
+            }
+        }
+    }
+    let names = [
+        "Load",
+        "Frame, bytes",
+        "Placement",
+        "Workers",
+        "Lock",
+        "Taken, of 1000 frames",
+        "Contended, of a million frames",
+        "Waited, ns of 1000 frames",
+    ];
+    (!rows.is_empty()).then(|| Table {
+        title: "Locks".into(),
+        note: "All locks of the switch, by name (docs/design/0048-counted-locks.md); those that \
+               workers rarely take together as others. Contended: another thread had it."
+            .into(),
+        columns: columns(&names),
+        rows,
+        command: "pvswitch lab run threads".into(),
+    })
 }

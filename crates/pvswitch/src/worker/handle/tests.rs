@@ -28,7 +28,7 @@ impl Commands {
     fn serve(&mut self, port: u16, queue: u16, kick: Option<KickFd>) {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         let source = Source::new(PortId(port), queue, Arc::default(), tuning);
-        let ingress = Arc::new(Mutex::new(uplink::NullIngress));
+        let ingress = Arc::new(Mutex::new(Lock::Ingress, uplink::NullIngress));
         let token = token(PortId(port), queue, false);
         let served = Served { token, source, ingress, kick, notifies: true }.placed(1);
         drop(self.queues.begin(token, Begin::Serve(served)));

@@ -7,7 +7,7 @@ use vhost_user::net::{Host, Pair};
 
 use super::*;
 use crate::limit::PortLog;
-use crate::ports::PortHost;
+use crate::ports::{Guest, PortHost};
 
 /// Accepts all frames, and keeps their heads.
 #[derive(Default)]
@@ -59,7 +59,8 @@ const MACS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [2, 0, 0, 0,
 impl Announcer {
     fn new() -> Self {
         let pool = pool_of(Mode::Switch, 1, Placement::Single, COSTS);
-        let receivers: [Arc<Mutex<Fake<Receive>>>; 2] = Default::default();
+        let receivers =
+            [(); 2].map(|()| Arc::new(Mutex::new(Lock::Egress, Fake(Receive::default()))));
         let port = |id: u16, queues| {
             let port = Arc::new(Port::new(PortId(id), id.to_string(), queues));
             port.set_active(port.egress.len() as u16);
@@ -79,12 +80,12 @@ impl Announcer {
             vec![Pair::new()],
             vec![Arc::clone(&tuning)],
             Arc::clone(&pool),
-            Arc::default(),
+            Arc::new(Mutex::new(Lock::Guest, Guest::default())),
             Arc::new(PortLog::new("guest", Arc::clone(&guest.account), Clock::start())),
         );
         let source =
             Source::new(PortId(3), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
-        let ingress = Arc::new(Mutex::new(Fake(Gated(Arc::clone(&gate)))));
+        let ingress = Arc::new(Mutex::new(Lock::Ingress, Fake(Gated(Arc::clone(&gate)))));
         let name = token(PortId(3), 0, false);
         pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
         let rig = Rig { pool, guest: Arc::default(), kick: event(), tuning, stats: Arc::default() };
@@ -94,7 +95,7 @@ impl Announcer {
     fn serve(&self) {
         let Rig { pool, guest, stats, tuning, .. } = &self.rig;
         let source = Source::new(PortId(0), 0, Arc::clone(stats), Arc::clone(tuning));
-        let ingress = Arc::new(Mutex::new(Fake(Transmit(Arc::clone(guest)))));
+        let ingress = Arc::new(Mutex::new(Lock::Ingress, Fake(Transmit(Arc::clone(guest)))));
         let name = token(PortId(0), 0, false);
         pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
     }
@@ -108,7 +109,7 @@ impl Announcer {
     }
 
     fn got(&self) -> [Vec<Vec<u8>>; 2] {
-        [0, 1].map(|i| lock(&self.receivers[i]).0.0.clone())
+        [0, 1].map(|i| self.receivers[i].lock().0.0.clone())
     }
 
     /// Waits until each of the others has `frames`.

@@ -1,5 +1,6 @@
-use std::sync::Mutex;
 use std::time::Duration;
+
+use shm::sync::{Lock, Mutex};
 
 use super::*;
 use switch::time::{Instant, Ns};
@@ -38,12 +39,15 @@ impl Transmits for Slow {
 #[test]
 fn worker_sleeps_until_a_queue_is_due() {
     let pool = pool(1, Placement::Single, Costs::TYPICAL);
-    let slow = Arc::new(Mutex::new(Fake(Slow {
-        every: Ns::from_ms(20),
-        next: Instant::START + Ns::from_ms(20),
-        looks: Vec::new(),
-        found: 0,
-    })));
+    let slow = Arc::new(Mutex::new(
+        Lock::Ingress,
+        Fake(Slow {
+            every: Ns::from_ms(20),
+            next: Instant::START + Ns::from_ms(20),
+            looks: Vec::new(),
+            found: 0,
+        }),
+    ));
     let source = Source::new(
         PortId(0),
         0,
@@ -58,11 +62,11 @@ fn worker_sleeps_until_a_queue_is_due() {
         notifies: true,
     });
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while slow.lock().unwrap().0.found < 10 && std::time::Instant::now() < deadline {
+    while slow.lock().0.found < 10 && std::time::Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     pool.stop();
-    let slow = &slow.lock().unwrap().0;
+    let slow = &slow.lock().0;
     assert!(slow.found >= 10, "polled when due");
     // Sleeps until a set time count as naps, however long; without one it sleeps before it gets a
     // queue.

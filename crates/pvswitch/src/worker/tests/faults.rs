@@ -43,12 +43,15 @@ impl Transmits for Late {
 fn late_fault_is_not_charged_to_the_next_connection() {
     let (reports, reported) = mpsc::channel();
     let mut worker = worker_of(reporting(reports, Mode::Cross, 1, Placement::Single, COSTS));
-    let queue = EgressQueue::new(Arc::new(Mutex::new(Fake(Broken))), Arc::<EgressStats>::default());
+    let queue = EgressQueue::new(
+        Arc::new(Mutex::new(Lock::Egress, Fake(Broken))),
+        Arc::<EgressStats>::default(),
+    );
     let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
     port.set_active(1);
     worker.forwarder.set_table(Arc::new(vec![None, Some(Arc::clone(&port))]));
     let source = Source::new(PortId(0), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
-    let ingress = Arc::new(Mutex::new(Fake(Late(Arc::clone(&port)))));
+    let ingress = Arc::new(Mutex::new(Lock::Ingress, Fake(Late(Arc::clone(&port)))));
     let token = token(PortId(0), 0, false);
     worker.adopt(Served { token, source, ingress, kick: None, notifies: true }.placed(1));
     let epoch = port.epoch();

@@ -2,8 +2,8 @@
 //! what another one uses. `cargo test -p pvswitch layouts -- --nocapture` prints the list.
 
 use std::mem::{align_of, size_of};
-use std::sync::Mutex;
 
+use shm::sync::Mutex;
 use switch::forward::{EgressQueue, Port};
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::Tuning;

@@ -57,7 +57,7 @@ impl Wired {
         let guest = Guest { is_shown: AtomicBool::new(true), ..Guest::default() };
         let rig = Rig::costing(costs, policy.parse().unwrap(), guest);
         let (receiver, kick) = (Arc::new(Receiver::default()), event());
-        let queue = Arc::new(Mutex::new(Fake(Receive(Arc::clone(&receiver)))));
+        let queue = Arc::new(Mutex::new(Lock::Egress, Fake(Receive(Arc::clone(&receiver)))));
         let queue = EgressQueue::new(queue, Arc::new(EgressStats::default()));
         let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
         port.set_active(1);

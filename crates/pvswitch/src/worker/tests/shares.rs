@@ -25,7 +25,7 @@ impl Floods {
             let tuning = Arc::new(Tuning::new(Policy::Event));
             let source = Source::new(port, 0, Arc::clone(stats), tuning);
             let flood = Fake(Flood(Duration::from_micros(3 + u64::from(port.0))));
-            let ingress = Arc::new(Mutex::new(flood));
+            let ingress = Arc::new(Mutex::new(Lock::Ingress, flood));
             let token = token(port, 0, false);
             pool.serve(Served { token, source, ingress, kick: None, notifies: true });
         }

@@ -32,7 +32,7 @@ fn equal_floods_are_served_by_weight() {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         tuning.set_weight(weight);
         let source = Source::new(PortId(port), queue, Arc::clone(stats), tuning);
-        let ingress = Arc::new(Mutex::new(Fake(Flood(Duration::from_micros(us)))));
+        let ingress = Arc::new(Mutex::new(Lock::Ingress, Fake(Flood(Duration::from_micros(us)))));
         let token = token(PortId(port), queue, false);
         pool.serve(Served { token, source, ingress, kick: None, notifies: true });
     }

@@ -2,7 +2,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 
 use shm::Seg;
-use shm::sync::Mutex;
+use shm::sync::{Lock, Mutex};
 
 use super::*;
 use crate::direct::{Direct, DirectFrame, Lent};
@@ -131,7 +131,8 @@ struct Rig {
 
 /// Ports 0 and 1, each with two queues.
 fn rig(mode: Mode) -> Rig {
-    let lends = || Arc::new(Mutex::new(Receiver { lends: true, ..Receiver::default() }));
+    let lends =
+        || Arc::new(Mutex::new(Lock::Egress, Receiver { lends: true, ..Receiver::default() }));
     let receivers: Vec<_> = (0..4).map(|_| lends()).collect();
     let port = |(id, queues): (usize, &[Arc<Mutex<Receiver>>])| {
         let queue = |q: &Arc<Mutex<Receiver>>| EgressQueue::new(q.clone(), Arc::default());
@@ -162,7 +163,7 @@ impl Rig {
     }
 
     fn flushed(&self) -> Vec<usize> {
-        self.receivers.iter().map(|r| r.lock().unwrap().flushed).collect()
+        self.receivers.iter().map(|r| r.lock().flushed).collect()
     }
 }
 
@@ -191,9 +192,9 @@ fn nothing_is_read_without_a_known_receiver_or_during_a_capture() {
     }
     rig.ports[1].set_active(0);
     assert_eq!(rig.round(0), 0);
-    assert_eq!(rig.receivers[2].lock().unwrap().asked, 0, "not called at all");
+    assert_eq!(rig.receivers[2].lock().asked, 0, "not called at all");
     rig.ports[1].set_active(2);
-    rig.receivers[2].lock().unwrap().lends = false;
+    rig.receivers[2].lock().lends = false;
     assert_eq!(rig.round(0), 0);
     let table = Arc::new(vec![Some(Arc::clone(&rig.ports[0]))]);
     rig.forwarder.set_table(table);

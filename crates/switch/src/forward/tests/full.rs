@@ -300,7 +300,7 @@ fn held_frame_is_a_private_copy() {
 fn counters_of_a_full_queue_add_up_with_concurrent_floods() {
     const FRAMES: u64 = 20_000;
     let (fake, stats) = fake();
-    fake.lock().unwrap().room = 0;
+    fake.lock().room = 0;
     let egress = EgressQueue::new(fake, Arc::clone(&stats));
     let port = Arc::new(Port::new(PortId(2), "full".into(), vec![egress]));
     port.set_active(1);

@@ -1,5 +1,7 @@
 //! Frames in granted memory, for receivers that do not accept grants.
 
+use std::sync::Mutex;
+
 use shm::{Domain, Failed, Grants, Piece, Side};
 
 use super::*;

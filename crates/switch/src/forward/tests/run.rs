@@ -54,7 +54,7 @@ fn rig(queues: u16, of: Of) -> Rig {
 
 fn effect(rig: &mut Rig) -> Effect {
     let queues = rig.egress.iter().flatten();
-    let got = queues.map(|queue| std::mem::take(&mut queue.lock().unwrap().got)).collect();
+    let got = queues.map(|queue| std::mem::take(&mut queue.lock().got)).collect();
     let stats = rig.stats(0);
     let counters = [
         &stats.drops_bad_source,
@@ -118,7 +118,7 @@ proptest! {
     ) {
         let frames = runs.concat();
         let (mut together, mut apart) = (rig(queues, of), rig(queues, of));
-        together.egress.iter().flatten().for_each(|queue| queue.lock().unwrap().starts = starts);
+        together.egress.iter().flatten().for_each(|queue| queue.lock().starts = starts);
         for rig in [&together, &apart] {
             rig.table[0].as_ref().unwrap().set_active(if sends_by_one { 1 } else { queues });
         }

@@ -18,7 +18,7 @@ fn limited_service(
 ) -> (Service, Vec<OwnedFd>) {
     let epoll = Epoll::new().unwrap();
     let wake = os::eventfd().unwrap();
-    let shared = Arc::new(Shared { wake, commands: Mutex::default() });
+    let shared = Arc::new(Shared { wake, commands: Mutex::new(Lock::LocalCommands, Vec::new()) });
     let limits = Limits { cpu_per_mille, ..Limits::XENSTORED };
     let tree = Tree::new(&[Perm::new(Access::Read, 0)]);
     let mut service = Service::new(shared, epoll, limits, tree);

@@ -3,9 +3,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustix::io::Errno;
+use shm::sync::RwLock;
 use shm::{Access, Failed, GRANT_LEN, MapError, Mapping, Piece, Private, Side};
 
 use self::ioctl::{CopyPtr, CopySegment, Foreign};
@@ -110,7 +111,7 @@ impl MappedGrants {
 }
 
 fn change(mapped: &RwLock<MappedGrants>, change: impl FnOnce(&mut MappedGrants)) {
-    change(&mut mapped.write().unwrap_or_else(PoisonError::into_inner));
+    change(&mut mapped.write());
 }
 
 /// Registers `mapping`'s grants as long as it is mapped.

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::sync::Weak;
+use std::sync::{Mutex, Weak};
 
 use ring::xen::{CTRL_SLOT_LEN, FrontCtrl};
 use shm::sync::Ordering as Order;

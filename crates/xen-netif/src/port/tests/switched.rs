@@ -281,7 +281,7 @@ fn frames_for_the_host_are_copied_with_one_call_after_some_bursts() {
         let frame = tcp(900);
         a.send(&frame, &[500, 400], 0, &[]);
         let mut scratch = Burst::default();
-        let mut ingress = a.pair.ingress.lock().unwrap();
+        let mut ingress = a.pair.ingress.lock();
         let seen = ingress.burst(64, at(1), &mut scratch, &mut |burst| {
             burst.snapshot();
             assert_eq!(burst.head(0)[..64], frame[..64]);
