@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tempfile::TempDir;
 
-pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
+pub use self::cpu::{Switches, busy_ns, cpu_ns, is_traced, switches, waited_ns};
 pub use self::datagrams::Datagrams;
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, REPLAY_RING, Wire};
 pub use self::installed::need;

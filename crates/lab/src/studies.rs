@@ -8,6 +8,7 @@ mod features;
 mod grid;
 mod hostile;
 mod idle;
+mod kinds;
 mod latency;
 mod limit;
 mod ndr;
@@ -48,6 +49,7 @@ pub const ALL: &[&dyn Study] = &[
     &sandbox::Sandbox,
     &outages::Outages,
     &features::Features,
+    &kinds::Kinds,
 ];
 
 /// Returns the study of that name.

@@ -27,6 +27,52 @@ fn schedstat(path: &Path, field: usize) -> u64 {
     text.split_whitespace().nth(field).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
+/// What the kernel counts of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// Times it gave up its CPU.
+    pub voluntary: u64,
+    /// Times the kernel took its CPU away.
+    pub involuntary: u64,
+    /// Times it got a CPU.
+    pub slices: u64,
+}
+
+impl std::ops::Sub for Switches {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            voluntary: self.voluntary.saturating_sub(before.voluntary),
+            involuntary: self.involuntary.saturating_sub(before.involuntary),
+            slices: self.slices.saturating_sub(before.slices),
+        }
+    }
+}
+
+/// Context switches of a thread of a process, from its start; none if it has ended.
+pub fn switches(pid: u32, tid: u32) -> Switches {
+    let schedstat_of = format!("/proc/{pid}/task/{tid}/schedstat");
+    Switches {
+        voluntary: status(pid, tid, "voluntary_ctxt_switches"),
+        involuntary: status(pid, tid, "nonvoluntary_ctxt_switches"),
+        slices: schedstat(Path::new(&schedstat_of), 2),
+    }
+}
+
+/// Whether another process traces a thread of a process.
+pub fn is_traced(pid: u32, tid: u32) -> bool {
+    status(pid, tid, "TracerPid") != 0
+}
+
+/// A number in a thread's `status`; 0 if it has ended.
+fn status(pid: u32, tid: u32, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
+    let text = text.unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Sum of the busy time of all CPUs (processes, kernel and interrupts), in ns.
 pub fn busy_ns() -> u64 {
     const NS_PER_TICK: u64 = 10_000_000; // USER_HZ of x86 and Arm
@@ -41,6 +87,28 @@ pub fn busy_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_sleeps_gives_up_its_cpu_each_time() {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let pid = std::process::id();
+        let before = switches(pid, tid);
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let counted = switches(pid, tid) - before;
+        assert!(counted.voluntary >= 20 && counted.slices >= 20, "{counted:?}");
+        assert_eq!(switches(u32::MAX, 1), Switches::default());
+        // One that computes has its CPU taken away, as there are others, or at least no sleep.
+        let before = switches(pid, tid);
+        let end = cpu_ns(pid) + 20_000_000;
+        while cpu_ns(pid) < end {
+            std::hint::black_box(());
+        }
+        let counted = switches(pid, tid) - before;
+        assert!(counted.voluntary < 20, "{counted:?}");
+        assert!(counted.slices <= counted.voluntary + counted.involuntary + 1, "{counted:?}");
+    }
 
     #[test]
     fn work_increases_both_counters() {

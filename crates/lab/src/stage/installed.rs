@@ -7,7 +7,7 @@ use rustix::fs::Access;
 use crate::error::Fail;
 
 /// Programs that may be missing, and the Debian package of each.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 21] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
     ("ip", "iproute2"),
@@ -28,6 +28,7 @@ const PACKAGES: [(&str, &str); 20] = [
     ("linux.uml", "user-mode-linux"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
+    ("strace", "strace"),
 ];
 
 /// Path of a program; `None` if it is not installed.
