@@ -15,10 +15,9 @@ pub(super) struct Cut {
 impl Cut {
     /// Begins a request: it is killed before its message that `PVSWITCH_CUT_AT` numbers, from 0 on.
     pub(super) fn begin(&self) {
-        static AT: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
-        let at = AT.get_or_init(|| std::env::var("PVSWITCH_CUT_AT").ok()?.parse().ok());
+        let at = std::env::var("PVSWITCH_CUT_AT").ok().and_then(|at| at.parse().ok());
         if at.is_some() {
-            self.left.set(*at);
+            self.left.set(at);
         }
     }
 
