@@ -1,5 +1,5 @@
-//! Project tasks: `cargo xtask bench`, `ci`, `counts`, `deny`, `lab`, `test`, `sanitize`, `sbom`,
-//! `settings`, `static`, `book`, `house` and `tidy`.
+//! Project tasks: `cargo xtask bench`, `ci`, `counts`, `deny`, `lab`, `prove`, `test`, `sanitize`,
+//! `sbom`, `settings`, `static`, `book`, `house` and `tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -14,6 +14,7 @@ mod lab;
 mod licence;
 mod links;
 mod musl;
+mod prove;
 mod sanitize;
 mod supply;
 mod test;
@@ -36,6 +37,7 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
                                    runs fuzz targets, guided by coverage, and keeps what is new
        cargo xtask sanitize [miri] [thread]
                                    runs tests under Miri and ThreadSanitizer
+       cargo xtask prove [NAME...] runs proofs by Kani, or those with such names
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md, docs/config.schema.json,
                                    docs/openapi.json
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         ["bench", ..] => bench::run(&root, &arguments[1..]).map(|()| true),
         ["house", ..] => house::run(&root, &arguments[1..]).map(|()| true),
         ["fuzz", ..] => fuzz::run(&root, &arguments[1..]),
+        ["prove", ..] => prove::run(&root, &arguments[1..]),
         ["sanitize", ..] => sanitize::run(&root, &arguments[1..]),
         ["test"] => test::run(&root),
         ["tidy"] => Ok(tidy(&root)),

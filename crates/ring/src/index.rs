@@ -139,6 +139,9 @@ impl<T: Copy + PartialOrd> Untrusted<T> {
     }
 }
 
+#[cfg(kani)]
+mod proofs;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -417,24 +417,24 @@ unsafe fn move_one<T: Copy>(dst: *mut u8, src: *const u8, at: usize) {
 /// Prefetches a cache line; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, kani))))]
     // SAFETY: prefetch has no architectural effect whatever the address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, kani)))))]
     let _ = at;
 }
 
 /// Prefetches a cache line for writing; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, kani))))]
     // SAFETY: as for `prefetch`. PREFETCHW is a no-op where the CPU lacks it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, kani)))))]
     let _ = at;
 }
 

@@ -473,5 +473,7 @@ impl Account {
     }
 }
 
+#[cfg(kani)]
+mod proofs;
 #[cfg(test)]
 mod tests;

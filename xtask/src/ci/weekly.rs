@@ -6,7 +6,7 @@ use super::{Counts, Kind, NO_ENV, Outcome, Step, step};
 
 /// One after another: the soak and the racing guest are to have the machine for themselves. Times
 /// are in `docs/reliability.md`.
-pub(super) const STEPS: [Step; 11] = [
+pub(super) const STEPS: [Step; 12] = [
     // Ten minutes, and ten beside a hostile guest, migrations and upgrades.
     step("soak", 60, "xtask lab --default soak", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
     // 20 minutes for each kind of ring.
@@ -64,6 +64,7 @@ pub(super) const STEPS: [Step; 11] = [
         "crates/switch/src/handover/models.rs",
         Kind::Tests,
     ),
+    step("prove", 60, "xtask prove", NO_ENV, "xtask/src/prove.rs", Kind::Rigs),
     step("sanitize", 90, "xtask sanitize", NO_ENV, "xtask/src/sanitize.rs", Kind::Rigs),
     step("fuzz", 240, "xtask fuzz --runs 1000000", NO_ENV, "fuzz/Cargo.toml", Kind::Rigs),
     step("static", 30, "xtask static --twice", NO_ENV, "Cargo.toml", Kind::Quiet),

@@ -382,6 +382,9 @@ const fn lo16(word: u64) -> u16 {
     u16::from_le_bytes([b[0], b[1]])
 }
 
+#[cfg(kani)]
+mod proofs;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -180,18 +180,26 @@ fn event_wanted(area: &Area, now: Pos, moved: u16, size: u16) -> bool {
     match area.sync_load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_DISABLE => false,
         EVENT_DESC => {
-            let bits = area.sync_load(EVENT_OFF_WRAP, Ordering::Relaxed);
-            let (mut event, wrap) = (bits & 0x7fff, bits >> 15 != 0);
-            if wrap != now.wrap {
-                event = event.wrapping_sub(size);
-            }
-            let (event, now) = (Untrusted::<Idx<u16>>::index(event), Idx::<u16>::new(now.slot));
-            moved >= size || need_event(event, now, now.minus(moved))
+            is_passed(area.sync_load(EVENT_OFF_WRAP, Ordering::Relaxed), now, moved, size)
         }
         // ENABLE, or an invalid value: a spurious notification harms only that peer.
         _ => true,
     }
 }
+
+/// Whether the position in an event word is among the last `moved` slots before `now`.
+#[inline]
+fn is_passed(bits: u16, now: Pos, moved: u16, size: u16) -> bool {
+    let (mut event, wrap) = (bits & 0x7fff, bits >> 15 != 0);
+    if wrap != now.wrap {
+        event = event.wrapping_sub(size);
+    }
+    let (event, now) = (Untrusted::<Idx<u16>>::index(event), Idx::<u16>::new(now.slot));
+    moved >= size || need_event(event, now, now.minus(moved))
+}
+
+#[cfg(kani)]
+mod proofs;
 
 #[cfg(test)]
 mod tests {
