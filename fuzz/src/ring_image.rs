@@ -18,6 +18,7 @@ use ring::virtq::{
 use shm::{GuestMemory, Mapping, Region, Seg, SegMut};
 
 use crate::Bytes;
+use crate::racer::race;
 
 const MEMORY: u64 = 0x4000;
 const GUEST_ADDR: u64 = 0x1000;
@@ -26,6 +27,9 @@ const DRIVER: u64 = GUEST_ADDR + 0x400;
 const DEVICE: u64 = GUEST_ADDR + 0x480;
 const POOL: u64 = GUEST_ADDR + 0x600;
 const SIZE_MAX: u8 = 32;
+/// Rings and indirect tables; bytes of them that another thread writes at once.
+const IMAGE_LEN: usize = 0x600;
+const PIECE: usize = 16;
 
 thread_local! {
     static MEMORY_OF_THREAD: RefCell<Arc<GuestMemory>> = RefCell::new(Arc::new(memory()));
@@ -63,6 +67,16 @@ pub fn run(data: &[u8]) {
 
 /// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
+    explore_and(data, false).0
+}
+
+/// The same, while another thread writes the image again and again. Returns the number of times,
+/// too.
+pub fn explore_racing(data: &[u8]) -> (Seen, u64) {
+    explore_and(data, true)
+}
+
+fn explore_and(data: &[u8], races: bool) -> (Seen, u64) {
     let memory = MEMORY_OF_THREAD.with_borrow(Arc::clone);
     let mut bytes = Bytes(data);
     let bits = bytes.u8();
@@ -98,10 +112,19 @@ pub fn explore(data: &[u8]) -> Seen {
         serial: 0,
         seen: Seen::default(),
     };
-    for op in ops {
-        state.step(*op);
+    let mut steps = || ops.iter().for_each(|op| state.step(*op));
+    if !races {
+        steps();
+        return (state.seen, 0);
     }
-    state.seen
+    let (image, memory) = (image[..image.len().min(IMAGE_LEN)].to_vec(), Arc::clone(&memory));
+    let job = move || {
+        for (at, piece) in (GUEST_ADDR..).step_by(PIECE).zip(image.chunks(PIECE)) {
+            write(&memory, at, piece);
+        }
+    };
+    let ((), passes) = race(job, steps);
+    (state.seen, passes)
 }
 
 struct State<'a> {

@@ -19,6 +19,7 @@ use ring::xen::{
 use shm::{Area, Mapping};
 
 use crate::Bytes;
+use crate::racer::race;
 
 const HEADER: usize = 64;
 
@@ -59,6 +60,16 @@ pub fn run(data: &[u8]) {
 
 /// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
+    explore_and(data, false).0
+}
+
+/// The same, while another thread writes the image again and again. Returns the number of times,
+/// too.
+pub fn explore_racing(data: &[u8]) -> (Seen, u64) {
+    explore_and(data, true)
+}
+
+fn explore_and(data: &[u8], races: bool) -> (Seen, u64) {
     let mut bytes = Bytes(data);
     let kind = bytes.u8();
     let size = 1_usize << (bytes.u8() % 6);
@@ -72,12 +83,24 @@ pub fn explore(data: &[u8]) -> Seen {
     let mut page = Page { area, image, serial: 0, seen: Seen::default() };
     page.write(0, &vec![0; HEADER + size * slot_len]);
     let overlaid = kind & 16 == 0;
-    match kind % 3 {
+    let (area, copy) = (page.area.clone(), image.to_vec());
+    let mut act = || match kind % 3 {
         0 => tx(&mut page, start, ops, overlaid),
         1 => rx(&mut page, start, ops, overlaid),
         _ => ctrl(&mut page, start, ops, overlaid),
+    };
+    let ((), passes) = match races {
+        true => race(move || write(&area, 0, &copy), act),
+        false => (act(), 0),
+    };
+    (page.seen, passes)
+}
+
+fn write(area: &Area, at: usize, bytes: &[u8]) {
+    let words = bytes.as_chunks::<4>().0.iter().zip((at..area.len()).step_by(4));
+    for (word, at) in words.filter(|(_, at)| at + 4 <= area.len()) {
+        area.store_u32(at, u32::from_le_bytes(*word));
     }
-    page.seen
 }
 
 struct Page<'a> {
@@ -89,10 +112,7 @@ struct Page<'a> {
 
 impl Page<'_> {
     fn write(&self, at: usize, bytes: &[u8]) {
-        let words = bytes.as_chunks::<4>().0.iter().zip((at..self.area.len()).step_by(4));
-        for (word, at) in words.filter(|(_, at)| at + 4 <= self.area.len()) {
-            self.area.store_u32(at, u32::from_le_bytes(*word));
-        }
+        write(&self.area, at, bytes);
     }
 
     /// Writes the whole image over the page.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
 use pvswitch_fuzz::{
-    config_file, corpus, dirty_log, http_request, poll_policy, ring_image, stream_frames,
-    tenant_rules, vhost_user_stream, vnet_frame, xen_ring, xenstore,
+    config_file, corpus, dirty_log, http_request, poll_policy, ring_image, ring_race,
+    stream_frames, tenant_rules, vhost_user_stream, vnet_frame, xen_ring, xenstore,
 };
 
 /// How long each target runs, in ms.
@@ -71,6 +71,38 @@ fn ring_image_holds_and_reaches_every_fault() {
         "UsedLen",
     ];
     assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn ring_race_holds_while_all_is_rewritten() {
+    let mut sum = ring_race::Seen::default();
+    assert_holds("ring_race", ring_race::seeds(), |data| {
+        let seen = ring_race::explore(data, false);
+        (0..2).for_each(|i| sum.frames[i] += seen.frames[i]);
+        (0..2).for_each(|i| sum.delivered[i] += seen.delivered[i]);
+        sum.drops.extend(seen.drops);
+        sum.faults += seen.faults;
+        sum.taken += seen.taken;
+        sum.passes += seen.passes;
+    });
+    sum.drops.sort_unstable();
+    sum.drops.dedup();
+    println!("{sum:?}");
+    let ring_race::Seen { frames, delivered, drops, faults, taken, passes } = sum;
+    assert!(frames.iter().chain(&delivered).all(|n| *n > 0), "{frames:?} {delivered:?}");
+    assert!(faults > 0 && taken > 0 && passes > 0, "{faults} {taken} {passes}");
+    assert!(drops.contains(&"drops_spoofed_mac"), "{drops:?}");
+}
+
+#[test]
+fn canary_a_header_that_is_read_a_second_time_is_found() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        println!("skipped: two threads need two processors to run at the same time");
+        return;
+    }
+    let is_found = || search(ring_race::seeds(), |data| drop(ring_race::explore(data, true)));
+    // On a machine with other work, they seldom do.
+    assert!((0..30).any(|_| is_found().is_some()), "not found");
 }
 
 #[test]
