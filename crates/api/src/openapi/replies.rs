@@ -337,6 +337,7 @@ fn worker() -> Value {
         ("rounds", "rounds over its hot queues"),
         ("sleeps", "times it slept until it was woken"),
         ("naps", "times it slept for a set time"),
+        ("epoll_waits", "times it asked the kernel for notifications of guests"),
         ("moves", "queues moved to other workers"),
         ("contended", "times it waited for a queue that the control thread had locked"),
         ("queues", "queues that it serves"),
