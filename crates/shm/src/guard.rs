@@ -47,12 +47,6 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Of memory that no peer can truncate.
-    #[cfg(kani)]
-    pub fn new() -> Self {
-        Self { faults: Arc::default() }
-    }
-
     pub(crate) fn is_lost(&self) -> bool {
         self.faults.load(Ordering::Relaxed) > 0
     }

@@ -26,17 +26,11 @@ pub struct Mapping {
     watched: guard::Watched,
     fd: Option<OwnedFd>,
     /// Called before and after it is unmapped.
-    ending: [Option<Ending>; 2],
+    ending: [Option<Box<dyn FnOnce() + Send + Sync>>; 2],
     /// Its file, by which a model finds the words in it.
     #[cfg(loom)]
     file: u64,
 }
-
-#[cfg(not(kani))]
-type Ending = Box<dyn FnOnce() + Send + Sync>;
-/// In a proof there is none; a solver would follow every closure.
-#[cfg(kani)]
-type Ending = fn();
 
 // SAFETY: the mapping is plain memory; every access to it goes through atomics or raw copies that
 // assume concurrent writers, and the pointer and length never change.
@@ -166,7 +160,6 @@ impl Mapping {
     }
 
     /// Calls `then` after the memory is unmapped, when its last owner drops it.
-    #[cfg(not(kani))]
     #[must_use]
     pub fn on_unmap(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.ending[1] = Some(Box::new(then));
@@ -175,7 +168,6 @@ impl Mapping {
 
     /// Calls `first` before the memory is unmapped, when it has no more owners: records of its
     /// address must be removed before the address can be reused.
-    #[cfg(not(kani))]
     #[must_use]
     pub fn before_unmap(mut self, first: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.ending[0] = Some(Box::new(first));
@@ -235,22 +227,6 @@ impl Mapping {
         self.watched.is_lost()
     }
 
-    /// Memory of a proof: `N` bytes of any contents, which are never unmapped.
-    #[cfg(kani)]
-    pub fn any<const N: usize>() -> Self {
-        #[repr(align(16))]
-        struct Bytes<const N: usize>([u8; N]);
-        let bytes = Box::leak(Box::new(Bytes::<N>(kani::any())));
-        Self {
-            at: NonNull::from(bytes).cast(),
-            len: N,
-            access: Access::Write,
-            watched: guard::Watched::new(),
-            fd: None,
-            ending: [None, None],
-        }
-    }
-
     /// Start of `len` bytes at `offset`, or `None` if they are not inside.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset > self.len || len > self.len - offset {
@@ -263,9 +239,6 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if cfg!(kani) {
-            return;
-        }
         let [first, then] = &mut self.ending;
         first.take().into_iter().for_each(|first| first());
         sys::unmap(self.at, self.len, &self.watched);
