@@ -389,6 +389,23 @@ pub fn kill_and_wait(switch: &Switch) {
     assert_eq!(show["taken_over"]["killed"], true, "{show}");
 }
 
+/// Frames that waited for the guest of `port` for too long, of a guest that did not run.
+pub fn lost(switch: &Switch, port: &str) -> u64 {
+    ["lost_no_room", "lost_aged"].iter().map(|cause| switch.counter(port, "egress", cause)).sum()
+}
+
+/// `kill_and_wait` once no frame waits for the guest of `port`; returns how many were lost that
+/// the next process does not know of: it has the counters of up to a second before.
+pub fn kill_and_count(switch: &Switch, port: &str) -> u64 {
+    let mut known = 0;
+    wait_for("no frame to wait", || {
+        known = lost(switch, port);
+        switch.counter(port, "egress", "held") == 0
+    });
+    kill_and_wait(switch);
+    known.saturating_sub(lost(switch, port))
+}
+
 /// Kills a kept switch three times, `step_ms` later each time, while the guests of `names` connect:
 /// none is left hanging, each comes up or ends and its port takes the next one.
 pub fn kill_while_connecting(
