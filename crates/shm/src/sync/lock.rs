@@ -1,6 +1,6 @@
 //! Locks that count how often they were taken, how often a thread waited for them, and how long.
 
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
 use std::time::Instant;
 
 #[cfg(loom)]
@@ -225,28 +225,22 @@ impl<T> RwLock<T> {
 
     /// Locks it for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        let guard = match self.inner.try_read() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let began = Instant::now();
-                let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-                record_waited(self.lock, began.elapsed());
-                guard
-            }
-        };
-        record_taken(self.lock);
-        guard
+        self.take(self.inner.try_read(), || self.inner.read())
     }
 
     /// Locks it for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        let guard = match self.inner.try_write() {
+        self.take(self.inner.try_write(), || self.inner.write())
+    }
+
+    /// The guard of an attempt, or, if another thread had it, of a wait.
+    fn take<G>(&self, attempt: TryLockResult<G>, wait: impl FnOnce() -> LockResult<G>) -> G {
+        let guard = match attempt {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let began = Instant::now();
-                let guard = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+                let guard = wait().unwrap_or_else(PoisonError::into_inner);
                 record_waited(self.lock, began.elapsed());
                 guard
             }
