@@ -283,6 +283,20 @@ counters! {
     }
 }
 
+impl IngressStats {
+    /// Causes for which nothing is counted in `frames`: what the peer sent was no frame, or was
+    /// not taken. For sums: frames in, and frames out or dropped.
+    pub const NOT_TAKEN: [&'static str; 7] = [
+        "drops_not_read",
+        "drops_runt",
+        "drops_too_long",
+        "drops_too_many_segs",
+        "drops_bad_hdr",
+        "drops_bad_addr",
+        "drops_down",
+    ];
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,5 +310,12 @@ mod tests {
         assert_eq!((new.frames.get(), new.drops_no_room.get()), (3, 4));
         assert!(new.all().eq(old.all()));
         assert!(!new.restore("of_another_version", 1));
+    }
+
+    #[test]
+    fn causes_for_which_no_frame_is_taken_are_counters() {
+        let stats = IngressStats::default();
+        let names: Vec<_> = stats.all().map(|(name, _)| name).collect();
+        assert!(IngressStats::NOT_TAKEN.iter().all(|cause| names.contains(cause)), "{names:?}");
     }
 }

@@ -26,7 +26,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         &["api", "vhost-user", "xen-local", "xen-netif", "uplink", "ring", "switch", "shm", "os"],
     ),
     ("hostile", &["vhost-user", "xen-netif", "ring", "switch", "shm", "os"]),
-    ("lab", &["api", "hostile", "shm"]),
+    ("lab", &["api", "hostile", "switch", "shm"]),
     (
         "pvswitch",
         &[

@@ -3,17 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-
-/// Causes of an ingress queue for which no frame was taken: what its peer sent was none.
-const REFUSED: [&str; 7] = [
-    "drops_not_read",
-    "drops_runt",
-    "drops_too_long",
-    "drops_too_many_segs",
-    "drops_bad_hdr",
-    "drops_bad_addr",
-    "drops_down",
-];
+use switch::stats::IngressStats;
 
 /// Sums of the counters of all queues, of ingress and of egress.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +47,7 @@ impl Ledger {
         let of_senders = self.ingress.iter().filter(|(name, _)| {
             name.starts_with("drops_")
                 && **name != "drops_no_room"
-                && !REFUSED.contains(&name.as_str())
+                && !IngressStats::NOT_TAKEN.contains(&name.as_str())
         });
         let lost = |name: &str| name.starts_with("drops_") || name.starts_with("lost_");
         let of_receivers = self.egress.iter().filter(|(name, _)| lost(name));
