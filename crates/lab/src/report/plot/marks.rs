@@ -1,6 +1,6 @@
 //! Draws lines, bars, dots and error bars.
 
-use super::super::scene::{Ink, Item, Outline, Scene, Shape, Spot, Stroke};
+use super::super::scene::{Ink, Item, Outline, SUBJECTS, Scene, Shape, Spot, Stroke};
 use super::super::words::{brief, short};
 use super::super::{Plot, Point, Series, font};
 use super::frame::{Frame, SLACK};
@@ -181,7 +181,9 @@ impl ErrorBar {
 /// earlier series has the same colour and dashes.
 fn dot(plot: &Plot, n: usize, at: Spot, size: f32, hint: String) -> Shape {
     let series = &plot.series[n];
-    let alike = |s: &&Series| !s.bars && (s.colour, s.dashed) == (series.colour, series.dashed);
+    // Colours repeat.
+    let look = |s: &Series| (s.colour % SUBJECTS, s.dashed);
+    let alike = |s: &&Series| !s.bars && look(s) == look(series);
     let before = plot.series[..n].iter().filter(alike).count();
     let ink = Ink::Subject(series.colour);
     let (line, fill) = if series.dashed { (ink, Ink::Paper) } else { (Ink::Paper, ink) };

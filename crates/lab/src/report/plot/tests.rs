@@ -1,6 +1,8 @@
 //! Tests that no text overlaps other text and that nothing is drawn outside, for random plots.
 
-use super::super::scene::{Item, Shape, Words};
+use std::collections::BTreeSet;
+
+use super::super::scene::{Item, SUBJECTS, Shape, Words};
 use super::*;
 
 /// Returns the left, upper, right and lower edge of text; `None` if it is slanted.
@@ -145,24 +147,23 @@ fn nothing_overlaps_or_goes_outside() {
     }
 }
 
-#[test]
-fn every_series_has_a_distinct_symbol() {
-    let series = |n: usize| Series {
+/// Dots of series with these colours and dashes: shape, whether hollow, ink.
+fn dots(series: impl Iterator<Item = (usize, bool)>) -> Vec<(String, bool, &'static str)> {
+    let series = series.enumerate().map(|(n, (colour, dashed))| Series {
         name: format!("series {n}"),
-        colour: n % 4,
-        dashed: n % 2 == 1,
+        colour,
+        dashed,
         points: vec![Point::at(1.0, n as f64)],
         ..Series::default()
-    };
-    let plot = Plot { series: (0..8).map(series).collect(), ..Plot::default() };
-    let scene = draw(&plot, Target::File);
-    let mut dots: Vec<String> = Vec::new();
+    });
+    let scene = draw(&Plot { series: series.collect(), ..Plot::default() }, Target::File);
+    let mut dots = Vec::new();
     for item in &scene.items {
         let Item::Shape(shape) = item else { continue };
         if shape.hint.is_empty() {
             continue;
         }
-        // Shape and fill, regardless of colour and position.
+        // Regardless of position.
         let kind = match spots(&shape.outline).len() {
             2 => "circle".into(),
             corners => {
@@ -173,10 +174,23 @@ fn every_series_has_a_distinct_symbol() {
             }
         };
         let hollow = shape.fill.is_some_and(|(ink, _)| ink == Ink::Paper);
-        dots.push(format!("{kind} {hollow}"));
+        let inks = [shape.fill.map(|(ink, _)| ink), shape.stroke.as_ref().map(|s| s.ink)];
+        let ink = inks.into_iter().flatten().find(|ink| *ink != Ink::Paper);
+        dots.push((kind, hollow, ink.expect("an ink").name()));
     }
-    assert_eq!(dots.len(), 8);
-    dots.sort();
-    dots.dedup();
-    assert_eq!(dots.len(), 8, "{dots:?}");
+    dots
+}
+
+#[test]
+fn every_series_has_a_distinct_symbol() {
+    let dots = dots((0..8).map(|n| (n % 4, n % 2 == 1)));
+    let kinds: BTreeSet<_> = dots.iter().map(|(kind, hollow, _)| (kind, hollow)).collect();
+    assert_eq!((dots.len(), kinds.len()), (8, 8), "{dots:?}");
+}
+
+#[test]
+fn series_beyond_the_last_colour_have_another_symbol_than_the_first_of_their_colour() {
+    let dots = dots((0..2 * SUBJECTS).map(|n| (n, false)));
+    let kinds: BTreeSet<_> = dots.iter().collect();
+    assert_eq!((dots.len(), kinds.len()), (2 * SUBJECTS, 2 * SUBJECTS), "{dots:?}");
 }
