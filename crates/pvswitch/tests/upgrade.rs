@@ -236,7 +236,11 @@ def overwrite(guest):
     # No two of a ring's indices are as near as its size.
     words = array.array("H", [77 * i & 0xffff for i in range(1 << 16)]).tobytes()
     for name in os.listdir(descriptors):
-        if os.stat(f"{{descriptors}}/{{name}}").st_ino in inodes:
+        try:
+            inode = os.stat(f"{{descriptors}}/{{name}}").st_ino
+        except FileNotFoundError:
+            continue  # of a thread that was not yet stopped
+        if inode in inodes:
             fd = os.open(f"{{descriptors}}/{{name}}", os.O_RDWR)
             size = os.fstat(fd).st_size
             os.write(fd, (words * (size // len(words) + 1))[:size])
