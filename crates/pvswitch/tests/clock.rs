@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
-    Dir, Gen, Process, Switch, pvswitch, sender_and_sink, signal, wait_for, wait_until_settled,
+    Dir, Gen, Process, Switch, lost, pvswitch, sender_and_sink, signal, wait_for,
+    wait_until_settled,
 };
 use rustix::process::Signal;
 
@@ -179,9 +180,7 @@ fn jumps_of_the_wall_clock_change_dates_only() {
 
     let sent = sender.end()["sent_frames"].as_u64().unwrap();
     limited.end();
-    let lost = || {
-        ["lost_no_room", "lost_aged"].map(|loss| switch.counter("b", "egress", loss)).iter().sum()
-    };
+    let lost = || lost(&switch, "b");
     wait_for("all frames", || switch.counter("b", "egress", "frames") + lost() >= sent);
     wait_for("no frame to be held", || unaccounted(&switch) == 0);
     let got = sink.end();

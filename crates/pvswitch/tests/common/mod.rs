@@ -389,7 +389,7 @@ pub fn kill_and_wait(switch: &Switch) {
     assert_eq!(show["taken_over"]["killed"], true, "{show}");
 }
 
-/// Frames that waited for the guest of `port` for too long, of a guest that did not run.
+/// Frames for the guest of `port` that were dropped because it did not take them in time.
 pub fn lost(switch: &Switch, port: &str) -> u64 {
     ["lost_no_room", "lost_aged"].iter().map(|cause| switch.counter(port, "egress", cause)).sum()
 }
