@@ -135,11 +135,13 @@ mod tests {
     #[test]
     fn digests_are_of_the_copies() {
         let folder = tempfile::tempdir().unwrap();
-        let (program, absent) = (folder.path().join("pvswitch"), folder.path().join("other"));
+        let [program, absent, text] = ["pvswitch", "other", "text"].map(|n| folder.path().join(n));
         let script = "#!/bin/sh\necho 'pvswitch 1 (commit 123)'\necho 'build: profile x'\n";
-        std::fs::write(&program, script).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&program, mode).unwrap();
+        std::fs::write(&text, script).unwrap();
+        // By another process: while a child of another thread has a descriptor of this one that is
+        // open for writing, the file is not executed.
+        let installed = Command::new("install").arg("-m755").arg(&text).arg(&program).status();
+        assert!(installed.unwrap().success());
         let built = Built::of(&program, &[&program, &absent]);
         assert_eq!((built.commit.as_str(), built.how.as_str()), ("123", "profile x"));
         assert_eq!(built.sha256.len(), 1);

@@ -250,11 +250,9 @@ fn request_at_the_kill_is_named_and_its_connection_closed() {
     wait_until_settled(&switch);
     let before = switch.pid();
     // An upgrade to a program that never answers: the request runs for seconds.
-    let (program, began) = (dir.path("hangs"), dir.path("began"));
+    let began = dir.path("began");
     let text = format!("#!/bin/sh\ntouch {}\nexec sleep 30\n", began.display());
-    std::fs::write(&program, text).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    std::fs::set_permissions(&program, mode).unwrap();
+    let program = dir.script("hangs", &text);
     let mut client = common::pvswitch();
     client.args(["ctl", "--control", switch.control(), "upgrade"]).arg(&program);
     let client = client.stderr(std::process::Stdio::piped()).spawn().unwrap();
@@ -385,8 +383,8 @@ fn errors_of_a_kept_switch_are_those_of_the_switch() {
 /// A kept switch that was killed, whose next process starts, and does not handle signals yet: it
 /// waits for a line from the pipe that is returned.
 fn restarting(dir: &Dir) -> (Switch, File) {
-    let (program, script, pipe) = (dir.path("pvswitch"), dir.path("script"), dir.path("pipe"));
-    std::fs::copy(env!("CARGO_BIN_EXE_pvswitch"), &program).unwrap();
+    let program = dir.install("pvswitch", env!("CARGO_BIN_EXE_pvswitch"));
+    let pipe = dir.path("pipe");
     std::fs::write(dir.path("x.toml"), "[port.a]\nkind = \"null\"\n").unwrap();
     let mut command = Command::new(&program);
     command.args(["run", "--keep", "--quiet", "--control", &dir.text("ctl"), "--config"]);
@@ -396,10 +394,7 @@ fn restarting(dir: &Dir) -> (Switch, File) {
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let real = env!("CARGO_BIN_EXE_pvswitch");
     let text = format!("#!/bin/sh\nread line < {}\nexec {real} \"$@\"\n", pipe.display());
-    std::fs::write(&script, text).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    std::fs::set_permissions(&script, mode).unwrap();
-    std::fs::rename(&script, &program).unwrap();
+    std::fs::rename(dir.script("script", &text), &program).unwrap();
     kill(switch.pid());
     // Returns when the script opens it.
     let pipe = File::options().write(true).open(&pipe).unwrap();

@@ -28,7 +28,7 @@ fn rooted() -> Option<Dir> {
     let dir = Dir::new();
     std::fs::set_permissions(dir.path(""), PermissionsExt::from_mode(0o755)).unwrap();
     // The program, where user nobody can run it.
-    std::fs::copy(env!("CARGO_BIN_EXE_pvswitch"), dir.path("program")).unwrap();
+    dir.install("program", env!("CARGO_BIN_EXE_pvswitch"));
     Some(dir)
 }
 

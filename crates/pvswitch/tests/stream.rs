@@ -526,9 +526,7 @@ fn passt_is_started_again_and_ends_with_the_switch() {
 #[test]
 fn passt_that_hangs_ends_after_a_kill_of_the_switch() {
     let dir = Dir::new();
-    let script = dir.path("passt");
-    std::fs::write(&script, "#!/bin/sh\nwhile :; do sleep 0.1; done\n").unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir.script("passt", "#!/bin/sh\nwhile :; do sleep 0.1; done\n");
     let path = format!("{}:{}", dir.text(""), std::env::var("PATH").unwrap());
     let mut command = common::pvswitch();
     let args = ["run", "--quiet", "--keep", "--uplink", "passt", "--control", &dir.text("ctl")];

@@ -3,7 +3,6 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -168,10 +167,7 @@ fn hundred_ports_stay_connected() {
 
 /// A program that does not take over.
 fn script(dir: &Dir, name: &str, text: &str) -> String {
-    let path = dir.path(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-    path.display().to_string()
+    dir.script(name, &format!("#!/bin/sh\n{text}\n"))
 }
 
 #[test]
@@ -212,17 +208,25 @@ fn relay(dir: &Dir, act: &str) -> String {
     let program = common::pvswitch().get_program().to_string_lossy().into_owned();
     let text = format!(
         r#"#!/usr/bin/env python3
-import array, atexit, os, select, signal, socket, subprocess, sys
+import array, atexit, os, select, signal, socket, subprocess, sys, time
 paused = False
 # Our parent is the helper, and the switch its parent.
 with open(f"/proc/{{os.getppid()}}/stat") as stat:
     switch = int(stat.read().rsplit(")", 1)[1].split()[1])
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    # A thread that is in the kernel stops when it returns, after the signal was sent.
+    threads = [f"/proc/{{pid}}/task/{{name}}/stat" for name in os.listdir(f"/proc/{{pid}}/task")]
+    while any(open(stat).read().rsplit(")", 1)[1].split()[0] != "T" for stat in threads):
+        time.sleep(0.001)
 def pause():
-    # The time limits of the old process do not run out while it is stopped and we are slow.
+    # Their time limits do not run out while they are stopped and we are slow: they look at what
+    # they received first.
     global paused
     paused = True
     atexit.register(resume)
-    os.kill(switch, signal.SIGSTOP)
+    stop(switch)
+    stop(child.pid)
 def resume():
     global paused
     if paused:
@@ -236,15 +240,16 @@ def overwrite(guest):
     # No two of a ring's indices are as near as its size.
     words = array.array("H", [77 * i & 0xffff for i in range(1 << 16)]).tobytes()
     for name in os.listdir(descriptors):
-        try:
-            inode = os.stat(f"{{descriptors}}/{{name}}").st_ino
-        except FileNotFoundError:
-            continue  # of a thread that was not yet stopped
-        if inode in inodes:
+        if os.stat(f"{{descriptors}}/{{name}}").st_ino in inodes:
             fd = os.open(f"{{descriptors}}/{{name}}", os.O_RDWR)
-            size = os.fstat(fd).st_size
-            os.write(fd, (words * (size // len(words) + 1))[:size])
-            print("overwritten", size, file=sys.stderr)
+            at, size = 0, os.fstat(fd).st_size
+            while True:
+                try:
+                    at = os.lseek(fd, at, os.SEEK_DATA)
+                except OSError:
+                    break  # nothing but a hole
+                at += os.pwrite(fd, words[at % len(words):][:size - at], at)
+            print("overwritten", file=sys.stderr)
 def act():
     {act}
 old = socket.socket(fileno=os.dup(0))
@@ -264,14 +269,13 @@ while True:
         socket.send_fds(new if source is old else old, [bytes_], fds)
         if source is new:
             resume()
+        elif paused:
+            os.kill(child.pid, signal.SIGCONT)
         for fd in fds:
             os.close(fd)
 "#
     );
-    let path = dir.path("relay");
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-    path.display().to_string()
+    dir.script("relay", &text)
 }
 
 /// Whether this machine has `program`; if not, prints that the test is skipped.
@@ -334,7 +338,8 @@ fn held_frames_of_a_ring_that_is_broken_after_an_upgrade_are_counted() {
     let act = format!("overwrite({})", sink.0.0.id());
     let program = relay(&dir, &act);
     let out = switch.ctl(&["upgrade", &program]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{error}\n{}", switch.log());
     assert!(switch.log().contains("overwritten"), "{}", switch.log());
     wait_for("the next process", || switch.json(&["show"])["taken_over"].is_object());
     wait_for("the end of the connection", || switch.port("show", "b")["up"] == false);

@@ -35,6 +35,23 @@ impl Dir {
         self.path(name).display().to_string()
     }
 
+    /// Copies a program to a file of this name. Another process does: a descriptor of this one
+    /// may be in a child of another thread, and a file that is open for writing is not executed.
+    pub fn install(&self, name: &str, program: impl AsRef<Path>) -> PathBuf {
+        let path = self.path(name);
+        let mut command = Command::new("install");
+        let status = command.arg("-m755").arg(program.as_ref()).arg(&path).status().unwrap();
+        assert!(status.success(), "install: {status}");
+        path
+    }
+
+    /// Makes a script that is executable.
+    pub fn script(&self, name: &str, text: &str) -> String {
+        let source = self.path(&format!("{name}.text"));
+        std::fs::write(&source, text).unwrap();
+        self.install(name, source).display().to_string()
+    }
+
     /// `NAME=vhost-user:DIR/NAME`, with these options.
     pub fn port(&self, name: &str, options: &str) -> String {
         format!("{name}=vhost-user:{}{options}", self.text(name))
