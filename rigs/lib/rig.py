@@ -687,6 +687,23 @@ def rate(bits_per_s):
     return f"{bits_per_s:.0f} bit/s"
 
 
+PING_PACKAGE = "fping"
+
+
+def ping(address, count, *, netns=None, size=56, every_ms=50, wait_s=5, source=None):
+    """Sends echo requests and awaits the reply of each for `wait_s`; returns how many came, and a text for people.
+
+    ping of iputils waits after its last request for two of the longest round trips only, so that on a busy
+    machine it takes a reply that is on its way for a lost one.
+    """
+    command = ["fping", "-q", "-c", count, "-p", every_ms, "-t", wait_s * 1000, "-b", size]
+    done = run([*command, *(["-S", source] if source else []), address], netns=netns, check=False)
+    match = re.search(r"xmt/rcv/%loss = (\d+)/(\d+)/.*?(?:min/avg/max = (\S+))?$", done.stderr.strip())
+    if not match:
+        raise Failure(f"fping printed no summary: {last_line(done.stderr)}")
+    return int(match[2]), f"{match[2]} of {match[1]}" + (f", min/avg/max {match[3]} ms" if match[3] else "")
+
+
 def read_ping(text):
     """Sent and received of a ping, iputils or busybox."""
     match = re.search(r"(\d+) packets transmitted, (\d+) (?:packets )?received", text)
