@@ -3,12 +3,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Longest time to wait until the first pass begins.
 const START_MAX: Duration = Duration::from_millis(1);
+/// How long either thread looks for a change of the state before it sleeps: to wake a thread takes
+/// longer than most inputs.
+const SPIN: Duration = Duration::from_micros(500);
 /// Passes between two yields.
 const YIELD: u64 = 1000;
 
@@ -90,8 +93,11 @@ impl Racer {
         self.0.stop.store(false, Ordering::Relaxed);
         self.0.passes.store(0, Ordering::Relaxed);
         self.0.set(State::Given(job));
-        let given = |state: &mut State| matches!(state, State::Given(_));
-        drop(self.0.changed.wait_timeout_while(self.0.lock(), START_MAX, given));
+        let begun = |state: &State| !matches!(state, State::Given(_));
+        if !self.0.spin(begun) {
+            let rest = START_MAX.saturating_sub(SPIN);
+            drop(self.0.changed.wait_timeout_while(self.0.lock(), rest, |state| !begun(state)));
+        }
         Running(&self.0)
     }
 }
@@ -116,7 +122,22 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a state is reached while this thread spins.
+    fn spin(&self, is_reached: impl Fn(&State) -> bool) -> bool {
+        let end = Instant::now() + SPIN;
+        while !is_reached(&self.lock()) {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
     fn wait(&self, is_reached: impl Fn(&State) -> bool) {
+        if self.spin(&is_reached) {
+            return;
+        }
         let wait = self.changed.wait_while(self.lock(), |state| !is_reached(state));
         drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
