@@ -22,15 +22,17 @@ use std::time::{Duration, Instant};
 
 use os::{Sandbox, ThreadKind};
 use ring::virtq::Features;
+use shm::sync::{Lock, Mutex};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{Forwarder, Mode, Port, Source};
+use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Span, StormLimits, Table};
 use switch::frame::{BURST_MAX, Burst};
 use switch::tenant::{Rules, Security, Tenants, Vlan};
+use uplink::NullEgress;
 
 use guests::{FRAMES, Lane};
 use rings::Rings;
 use scale::Scale;
-use worker::{Clock, Terms, Worker};
+use worker::{Clock, RATES, Terms, Worker};
 
 /// Frames, or polls, per case and turn: whole bursts.
 const TURN: u64 = 100_000;
@@ -44,6 +46,7 @@ const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 struct Case {
     name: String,
     lanes: Vec<Lane>,
+    ports: Table,
     forwarder: Forwarder,
     sources: Vec<Source>,
     scratch: Burst<'static>,
@@ -59,12 +62,12 @@ impl Case {
             port.set_active(port.egress.len() as u16);
             Some(Arc::new(port))
         };
-        let table = vec![port(0, Vec::new()), port(1, queues)];
+        let ports = vec![port(0, Vec::new()), port(1, queues)];
         let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
         for vlan in [0, VLAN] {
             fdb.learn(MACS[1], vlan, PortId(1), 0);
         }
-        let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
+        let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(ports.clone()), 3);
         let source = |(queue, lane): (u16, &Lane)| {
             Source::new(
                 PortId(0),
@@ -75,7 +78,7 @@ impl Case {
         };
         let sources = (0..).zip(&lanes).map(source).collect();
         let scratch = Burst::default();
-        Self { name, lanes, forwarder, sources, scratch, results: Vec::new() }
+        Self { name, lanes, ports, forwarder, sources, scratch, results: Vec::new() }
     }
 
     /// The same with port security and an access VLAN at the sender; the receiver has the same VLAN
@@ -88,6 +91,30 @@ impl Case {
         let to = if tagged { trunk } else { Vlan::Access(VLAN) };
         let rules = vec![of(security, Vlan::Access(VLAN)), of(None, to)];
         self.forwarder.set_tenants(Tenants::new(rules));
+        self
+    }
+
+    /// The same with one of [`OPTIONS`] at the sender.
+    fn with_option(mut self, option: &str) -> Self {
+        let sender = self.ports[0].as_ref().expect("the sender");
+        match option {
+            "storm" => {
+                let (broadcast, multicast, unknown) = (RATES, RATES, RATES);
+                sender.set_storm(StormLimits { broadcast, multicast, unknown });
+            }
+            "loop-guard" => sender.set_loop_guard(10),
+            _ => {
+                let (stats, id) = (Arc::default(), PortId(2));
+                let drops = NullEgress::new(Arc::clone(&stats));
+                let queue = EgressQueue::new(Arc::new(Mutex::new(Lock::Egress, drops)), stats);
+                let port = Port::new(id, "m".into(), vec![queue]);
+                port.set_active(1);
+                port.set_reserved(true);
+                sender.set_span(Some(Span { to: id, ingress: true, egress: true }));
+                self.ports.push(Some(Arc::new(port)));
+                self.forwarder.set_table(Arc::new(self.ports.clone()));
+            }
+        }
         self
     }
 
@@ -148,6 +175,10 @@ fn threaded(words: &[String], features: Features) -> Vec<Threaded> {
     }
     made
 }
+
+/// Options of a port that cost each of its frames something: limits of frames that it floods, which
+/// it does not; a guard against loops; a mirror port, which drops what it gets.
+const OPTIONS: [&str; 3] = ["storm", "loop-guard", "mirror"];
 
 /// Poll policies under which a worker sleeps. Only counted: nothing here would wake it in time.
 const POLICIES: [&str; 6] =
@@ -286,13 +317,20 @@ pub fn main() {
             }
         }
     }
-    let mut ruled = Vec::new();
+    let mut featured = Vec::new();
     for len in [60, 1514] {
         for (kind, tagged) in [("security+vlan", false), ("security+tag", true)] {
             let name = format!("split switch {kind} {len}");
             if words.iter().all(|word| name.contains(word)) {
                 let lane = guests::virtio(split, false, 0, 1024, len);
-                ruled.push(Case::new(name, Mode::Switch, vec![lane]).with_rules(tagged));
+                featured.push(Case::new(name, Mode::Switch, vec![lane]).with_rules(tagged));
+            }
+        }
+        for option in OPTIONS {
+            let name = format!("split switch {option} {len}");
+            if words.iter().all(|word| name.contains(word)) {
+                let lane = guests::virtio(split, false, 0, 1024, len);
+                featured.push(Case::new(name, Mode::Switch, vec![lane]).with_option(option));
             }
         }
     }
@@ -313,7 +351,7 @@ pub fn main() {
             case(name("static"), mode, &|| guests::vif(queues, true, len));
         }
     }
-    cases.extend(ruled);
+    cases.extend(featured);
     let mut scales = Vec::new();
     for len in [60, 1514].into_iter().filter(|_| counts.is_none()) {
         for (layout, features) in [("split", split), ("packed", packed)] {

@@ -436,7 +436,11 @@ impl Forwarder {
             }
             let start = if RULED { burst.head(i).first_chunk().copied() } else { burst.start(i) };
             if let Some(at) = run.group_of(start) {
-                if !RULED && let Some(same) = burst.same_starts(i) {
+                let same = match &rules {
+                    None => burst.same_starts(i).unwrap_or_default(),
+                    Some(rules) => burst.same_heads(i, |head, hdr| rules.is_usual(head, hdr)),
+                };
+                if same > 0 {
                     next = i + same;
                     self.groups[at].picks.extend(i as u16..next as u16);
                     continue;

@@ -345,7 +345,10 @@ impl<'m> Burst<'m> {
         }
         for (frame, head) in self.frames.iter().zip(&mut self.heads) {
             let first = frame.seg_first as usize;
-            read_head(&self.segs[first..first + usize::from(frame.seg_count)], head);
+            match &self.segs[first..first + usize::from(frame.seg_count)] {
+                [only] => _ = only.read(head),
+                segs => read_head(segs, head),
+            }
         }
         self.snapshot_of = self.frames.len();
     }
@@ -409,6 +412,24 @@ impl<'m> Burst<'m> {
         Some(self.starts[i..].iter().take_while(|other| *other == start).count())
     }
 
+    /// Number of frames from `i` on with the start of frame `i` that are `permitted`: by their
+    /// heads, of which there is a [`snapshot`](Self::snapshot), and by their headers of offloads.
+    /// 0, too, if a frame is excluded.
+    #[inline]
+    pub(crate) fn same_heads(
+        &self,
+        i: usize,
+        permitted: impl Fn(&[u8], &VnetHdr) -> bool,
+    ) -> usize {
+        let Some(start) = self.start(i).filter(|_| !self.any_excluded()) else { return 0 };
+        let heads = self.frames[i..].iter().zip(&self.heads()[i..]);
+        let continues = |(frame, head): &(&Frame, &[u8; HEAD_LEN])| {
+            let head = &head[..HEAD_LEN.min(frame.len as usize)];
+            head.first_chunk() == Some(&start) && permitted(head, &frame.hdr)
+        };
+        heads.take_while(continues).count()
+    }
+
     /// What was copied of all frames.
     #[inline]
     pub fn all_heads(&self) -> Heads<'_> {
@@ -429,9 +450,14 @@ impl<'m> Burst<'m> {
 
     /// Makes a private copy of frame `i`: its head as it was parsed, and the rest as it is now.
     pub fn copy_of(&self, i: usize) -> Box<[u8]> {
-        let frame = &self.frames[i];
-        let mut bytes = vec![0; frame.len as usize].into_boxed_slice();
-        let head = self.head(i);
+        let mut bytes = vec![0; self.frames[i].len as usize].into_boxed_slice();
+        self.copy_to(i, &mut bytes);
+        bytes
+    }
+
+    /// The same in memory of the caller, as long as the frame.
+    pub fn copy_to(&self, i: usize, bytes: &mut [u8]) {
+        let (frame, head) = (&self.frames[i], self.head(i));
         bytes[..head.len()].copy_from_slice(head);
         let (mut at, mut skip) = (head.len(), head.len() as u32);
         for seg in self.segs(frame) {
@@ -439,7 +465,6 @@ impl<'m> Burst<'m> {
             skip -= seg.len() - rest.len();
             at += rest.read(&mut bytes[at..]);
         }
-        bytes
     }
 
     /// Adds a frame in private memory.
@@ -490,7 +515,6 @@ impl<'m> Burst<'m> {
 }
 
 /// Copies the first bytes of a frame.
-#[inline]
 fn read_head(segs: &[Seg<'_>], head: &mut [u8; HEAD_LEN]) {
     let mut rest = &mut head[..];
     for seg in segs {

@@ -34,7 +34,7 @@ const STEP_NS: u64 = 50;
 const GAP: Ns = Ns::from_us(100);
 
 /// Rates of bits and of frames that no queue here reaches.
-const RATES: RateLimits = {
+pub const RATES: RateLimits = {
     let limit = Some(Limit { per_second: 1_000_000_000_000, burst: 1_000_000_000_000 });
     RateLimits { bits: limit, frames: limit }
 };

@@ -10,6 +10,7 @@ use crate::fdb::PortId;
 use crate::flow::{ETHERTYPE_QINQ, ETHERTYPE_VLAN, be16, vlan_id};
 use crate::frame::Frame;
 use crate::stats::IngressStats;
+use crate::vnet::VnetHdr;
 
 /// VLAN of a frame that its port may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,20 +56,27 @@ impl<'t> Sender<'t> {
         self.tenants
     }
 
-    /// Applies the rules to a frame; `None`: it is dropped and counted.
+    /// Whether a frame is of the kind that most are, and permitted: in the VLAN of frames without a
+    /// tag.
     #[inline(always)]
-    pub fn admit(&mut self, head: &[u8], frame: &Frame, stats: &IngressStats) -> Option<Admitted> {
+    pub fn is_usual(&self, head: &[u8], hdr: &VnetHdr) -> bool {
         let is_usual = match self.security {
             None => {
                 let is_tagged = matches!(be16(head, 12), Some(ETHERTYPE_VLAN | ETHERTYPE_QINQ));
-                !is_tagged && frame.hdr.is_plain()
+                !is_tagged && hdr.is_plain()
             }
             // An IPv4 frame is untagged.
-            Some(security) => security.is_usual(head, &frame.hdr),
+            Some(security) => security.is_usual(head, hdr),
         };
-        match self.untagged {
-            Some(admitted) if is_usual => Some(admitted),
-            _ => self.admit_any(head, frame, stats),
+        is_usual && self.untagged.is_some()
+    }
+
+    /// Applies the rules to a frame; `None`: it is dropped and counted.
+    #[inline(always)]
+    pub fn admit(&mut self, head: &[u8], frame: &Frame, stats: &IngressStats) -> Option<Admitted> {
+        match self.is_usual(head, &frame.hdr) {
+            true => self.untagged,
+            false => self.admit_any(head, frame, stats),
         }
     }
 

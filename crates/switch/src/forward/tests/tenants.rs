@@ -288,7 +288,51 @@ fn checksum_that_the_receiver_would_store_over_a_tag_is_refused() {
     }
 }
 
+/// A frame of the guest with address 10.0.0.1; `id` is that of IPv4.
+fn packet(kind: u8, id: u8) -> Vec<u8> {
+    let (src, dst) = (if kind == 1 { mac(9) } else { mac(1) }, mac(if kind == 2 { 3 } else { 2 }));
+    let mut bytes = [dst, src].concat();
+    if kind == 3 {
+        bytes.extend([0x81, 0, 0, 5]);
+    }
+    let (ip, fragment) = (if kind == 4 { 9 } else { 1 }, if kind == 5 { 0x20 } else { 0 });
+    let proto = if kind == 6 { 6 } else { 17 };
+    bytes.extend([8, 0, 0x45, 0, 0, 46, 0, id, fragment, 0, 64, proto, 0, 0]);
+    bytes.extend([10, 0, 0, ip, 10, 0, 0, 2]);
+    // Port 67 is that of a DHCP server.
+    bytes.extend([0, if kind == 7 { 67 } else { 7 }, 0, 9]);
+    bytes.resize(if kind == 8 { 36 } else { 60 }, 0);
+    bytes
+}
+
 proptest! {
+    /// Frames in sequence with the same addresses are permitted or refused each by itself.
+    #[test]
+    fn burst_of_a_port_with_rules_is_forwarded_as_its_frames_alone(
+        sent in prop::collection::vec(
+            (prop_oneof![4 => Just(0), 1 => 1..9_u8], any::<u8>()),
+            1..40,
+        ),
+        locks in any::<bool>(),
+        vlan in prop_oneof![Just(Vlan::Transparent), Just(Vlan::Access(5))],
+    ) {
+        let security = Security::new(&[mac(1)], Some(&[[10, 0, 0, 1].into()]), false, false);
+        let to = Some(Rules { vlan, ..Rules::default() });
+        let own = Rules { security: locks.then_some(security), ..to.clone().unwrap() };
+        let sent: Vec<_> = sent.into_iter().map(|(kind, id)| packet(kind, id)).collect();
+        let forwarded = |at_once: usize| {
+            let mut rig = rig(Mode::Switch, vec![Some(own.clone()), to.clone(), to.clone()]);
+            for port in [1, 2] {
+                rig.send(port, &[frame(BROADCAST, mac(port as u8 + 1), 0)]);
+            }
+            let _ = [0, 1, 2].map(|port| rig.got(port));
+            sent.chunks(at_once).for_each(|burst| rig.send(0, burst));
+            let counted: Vec<_> = rig.stats(0).all().collect();
+            ([1, 2].map(|port| rig.got(port)), counted)
+        };
+        prop_assert_eq!(forwarded(sent.len()), forwarded(1));
+    }
+
     /// Each frame reaches exactly the ports that its VLAN and isolation permit, or is counted.
     #[test]
     fn floods_reach_members_only(
