@@ -5,7 +5,6 @@ mod common;
 #[path = "common/wires.rs"]
 mod wires;
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::UdpSocket;
 use std::num::NonZeroU16;
@@ -80,13 +79,16 @@ fn state(switch: &Switch, port: &str) -> String {
     switch.port("show", port)["state"].as_str().unwrap_or_default().into()
 }
 
-/// Waits for the states of `up` and `spare`.
+/// Waits for the states of `up` and `spare`; prints those on the way, and what was logged.
 fn wait_states(switch: &Switch, up: &str, spare: &str) {
-    let states = || [state(switch, "up"), state(switch, "spare")];
-    let last = RefCell::new(states());
-    wait_for(&format!("states {up}, {spare}, not {last:?}"), || {
-        *last.borrow_mut() = states();
-        *last.borrow() == [up, spare]
+    let mut last = [String::new(), String::new()];
+    wait_for(&format!("states {up}, {spare}"), || {
+        let states = [state(switch, "up"), state(switch, "spare")];
+        if states != last {
+            println!("{states:?}, not {up}, {spare}: {}", switch.log());
+        }
+        last = states;
+        last == [up, spare]
     });
 }
 
