@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Dir, Switch, kill_and_wait, pvswitch, upgrade, wait_for};
+use common::{Dir, Switch, kill_and_wait, pvswitch, upgrade, wait_for, wait_until_settled};
 use serde_json::{Value, json};
 use wires::{Wires, connection, ip, transfer, within};
 
@@ -357,6 +357,7 @@ fn pair_is_as_it_was_after_upgrades_and_a_kill() {
             transfer(&mut client, &mut server, 100_000);
             out.check();
         }
+        wait_until_settled(&switch);
         kill_and_wait(&switch);
         wait_states(&switch, "standby", "up");
         transfer(&mut client, &mut server, 100_000);
