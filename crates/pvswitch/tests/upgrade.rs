@@ -220,8 +220,8 @@ def stop(pid):
     while any(open(stat).read().rsplit(")", 1)[1].split()[0] != "T" for stat in threads):
         time.sleep(0.001)
 def pause():
-    # Their time limits do not run out while they are stopped and we are slow: they look at what
-    # they received first.
+    # Their time limits do not matter while they are stopped and we are slow: when they continue,
+    # they read what they received before they check the time.
     global paused
     paused = True
     atexit.register(resume)
