@@ -837,11 +837,21 @@ class Runs:
             "runs": [],
         }  # fmt: skip
 
-    def add(self, cell, repeat, figures, distance_ns=0, others_percent=0):
-        """One run of a cell, in this round."""
+    def add(self, cell, repeat, figures, distance_ns=0, others_percent=0, again=False):
+        """One run of a cell, in this round; `again`: of the control, see `in_turn`."""
         cell = {name: str(value) for name, value in cell.items()}
-        self.measured["runs"].append({"cell": cell, "repeat": repeat, "distance_ns": distance_ns,
+        self.measured["runs"].append({"cell": cell, "repeat": repeat, "again": again, "distance_ns": distance_ns,
                                       "others_percent": others_percent, "figures": figures})  # fmt: skip
+
+    def say_noise(self, r):
+        """How far equals differ: the control over the same cell of its round, by the first measure."""
+        measure = self.measured["facts"]["measures"][0]["name"]
+        runs = {(run["repeat"], run["again"], *run["cell"].values()): run["figures"][measure] for run in self.measured["runs"]}
+        again = {key: figure for key, figure in runs.items() if key[1]}
+        first = {key: runs.get((key[0], False, *key[2:])) for key in again}
+        ratios = [again[key] / first[key] for key in again if first[key]]
+        if ratios:
+            r.say(f"A/A, {' '.join(next(iter(again))[2:])} over itself, {measure}: {ratio_words(ratios)}, n {len(ratios)}")
 
     def store(self, r):
         """Into the folder that `--results` names, if it does."""
@@ -854,6 +864,13 @@ class Runs:
             if not lab.exists():
                 raise Failure(f"--results: no {lab}; build it: cargo build --release -p pvswitch-lab --bin pvswitch-lab")
             r.say(run([lab, "import", file, "--out", r.options.results]).stdout.strip())
+
+
+def in_turn(items, number, control=None):
+    """Each item of a round, with whether it is the control (A/A): the same as an item, once more at the other end of
+    the round. All of it backwards in every second round: a drift of the machine affects all alike."""
+    turns = [(item, False) for item in items] + [(item, True) for item in items if item == control]
+    return turns[:: -1 if number % 2 else 1]
 
 
 def without(words, *options):

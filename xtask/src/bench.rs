@@ -73,7 +73,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     }
     let builds = [build(&folder)?, build(root)?];
     if options.counts {
-        let cases = forward(&builds[1].bench, &options, "1")?;
+        let cases = forward(&builds[1].bench, &options.words, &options.cpu, "1")?;
         return instructions(&builds, cases.iter().map(|(name, _)| name), &options);
     }
     let runs = [(&builds[0], "before"), (&builds[1], "now"), (&builds[0], "again")];
@@ -84,7 +84,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         println!("pair {} of {}", pair + 1, options.pairs);
         for (i, (build, _)) in runs.iter().enumerate() {
             let copy = Copy::of(root, &build.bench)?;
-            for (name, ns) in forward(&copy.0, &options, TURNS)? {
+            for (name, ns) in forward(&copy.0, &options.words, &options.cpu, TURNS)? {
                 let all = frames.entry(name).or_insert_with(|| vec![[None; 3]; options.pairs]);
                 all[pair][i] = Some(ns);
             }
@@ -114,8 +114,15 @@ fn store(root: &Path, options: &Options, arguments: &[String], out: &Path) -> Re
     for round in 0..options.pairs {
         println!("run {} of {}", round + 1, options.pairs);
         let copy = Copy::of(root, &bench)?;
-        let cases = forward(&copy.0, options, TURNS)?.into_iter();
-        runs.extend(cases.filter_map(|(name, ns)| Run::of(&name, round, ns)));
+        let cases = forward(&copy.0, &options.words, &options.cpu, TURNS)?.into_iter();
+        let before = runs.len();
+        runs.extend(cases.filter_map(|(name, ns)| Run::of(&name, round, false, ns)));
+        // The control: the first case once more.
+        if let Some(words) = runs.get(before).map(|first| first.words().map(String::from)) {
+            let again = forward(&copy.0, &words, &options.cpu, TURNS)?.into_iter();
+            let again = again.filter(|(name, _)| name.split_whitespace().eq(&words));
+            runs.extend(again.filter_map(|(name, ns)| Run::of(&name, round, true, ns)));
+        }
     }
     if runs.is_empty() {
         let words = options.words.join(" ");
@@ -217,9 +224,14 @@ impl Drop for Copy {
 }
 
 /// One run of the benchmark: cases and their ns.
-fn forward(bench: &Path, options: &Options, turns: &str) -> Result<Vec<(String, f64)>, String> {
+fn forward(
+    bench: &Path,
+    words: &[String],
+    cpu: &str,
+    turns: &str,
+) -> Result<Vec<(String, f64)>, String> {
     let mut command = Command::new("taskset");
-    command.args(["-c", &options.cpu]).arg(bench).args(&options.words).env("TURNS", turns);
+    command.args(["-c", cpu]).arg(bench).args(words).env("TURNS", turns);
     Ok(succeed(&mut command)?.lines().filter_map(case).collect())
 }
 

@@ -250,13 +250,15 @@ fn a_report_of_several_folders_has_a_folder_of_its_own() {
     assert!(all.join(page.trim()).exists());
 }
 
-/// What a rig hands over: six rounds of two kinds, the second of which is twice as fast.
+/// What a rig hands over: six rounds of two kinds, the second of which is twice as fast, and of the
+/// control, which is the first once more.
 fn measured() -> Value {
     let runs = (0..6).flat_map(|repeat| {
-        [("tap", 100.0), ("new", 200.0)].map(|(kind, per_s)| {
+        let kinds = [("tap", 100.0, false), ("new", 200.0, false), ("tap", 125.0, true)];
+        kinds.map(|(kind, per_s, again)| {
             let per_s = per_s + f64::from(repeat);
-            json!({"cell": {"size": "60", "kind": kind}, "repeat": repeat, "distance_ns": 50,
-                "others_percent": 1.5, "figures": {"per_s": per_s}})
+            json!({"cell": {"size": "60", "kind": kind}, "repeat": repeat, "again": again,
+                "distance_ns": 50, "others_percent": 1.5, "figures": {"per_s": per_s}})
         })
     });
     let measure = json!({"name": "per_s", "unit": "1/s", "better": "more", "about": "frames"});
@@ -274,6 +276,7 @@ fn what_a_benchmark_measured_is_a_folder_of_results() {
     let run = |repeat, kind: &str, ns| Run {
         cell: vec!["60".into(), kind.into()],
         repeat,
+        again: false,
         figures: json!({ "ns": ns }),
     };
     let measured = Measured {
@@ -304,10 +307,10 @@ fn what_a_rig_measured_is_a_folder_of_results() {
     };
     let said = import(&measured(), "rig");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    assert!(String::from_utf8_lossy(&said.stdout).ends_with("rig: 12 runs\n"));
+    assert!(String::from_utf8_lossy(&said.stdout).ends_with("rig: 18 runs\n"));
     output_of(&["report", &at("rig")]);
     let text = std::fs::read_to_string(at("rig/report.md")).unwrap();
-    for words in ["rigs/test/run --pairs 6", "a test", "6 pairs", "1.976 ("] {
+    for words in ["rigs/test/run --pairs 6", "a test", "6 pairs", "1.976 (", "1.244 ("] {
         assert!(text.contains(words), "{words}: {text}");
     }
     output_of(&["index", &at(""), "--out", &at("index")]);
@@ -323,6 +326,7 @@ fn what_a_rig_measured_is_a_folder_of_results() {
         (&(|_: &mut Value| ()) as &dyn Fn(&mut Value), "holds results already"),
         (&|m| m["runs"][0]["cell"]["kind"] = "other".into(), "not a cell of its axes"),
         (&|m| m["runs"][0]["figures"]["sheep"] = 1.into(), "no measure 'sheep'"),
+        (&|m| m["runs"][2]["again"] = false.into(), "round 0 has it already"),
         (&|m| m["runs"] = json!([]), "repeats = 0"),
         (&|m| m["more"] = 1.into(), "unknown field `more`"),
     ] {

@@ -19,13 +19,21 @@ pub struct Run {
     /// Values of the axes.
     cell: [String; 4],
     round: usize,
+    /// Of the control.
+    again: bool,
     ns: f64,
 }
 
 impl Run {
     /// Of a case's name; `None`: it does not have that many words.
-    pub fn of(name: &str, round: usize, ns: f64) -> Option<Self> {
-        Some(Self { cell: cell(name)?, round, ns })
+    pub fn of(name: &str, round: usize, again: bool, ns: f64) -> Option<Self> {
+        Some(Self { cell: cell(name)?, round, again, ns })
+    }
+
+    /// The name of its case, as words to choose it by.
+    pub fn words(&self) -> [&str; 4] {
+        let [ring, forward, size, feature] = &self.cell;
+        [ring, forward, feature, size]
     }
 }
 
@@ -54,7 +62,7 @@ pub fn measured(runs: &[Run], program: &Path, cpu: &str, arguments: &[String]) -
     let words = words.map(|(at, word)| if at == place { "DIR" } else { word.as_str() });
     let of_run = |run: &Run| {
         let figures = json!({ "ns": run.ns });
-        measured::Run { cell: run.cell.to_vec(), repeat: run.round, figures }
+        measured::Run { cell: run.cell.to_vec(), repeat: run.round, again: run.again, figures }
     };
     let measured = Measured {
         rig: "bench",
@@ -84,14 +92,20 @@ mod tests {
 
     #[test]
     fn runs_are_written_with_their_axes_and_without_the_folder() {
-        let run = |name, round| Run::of(name, round, 50.0).unwrap();
-        let runs = [run("split cross plain 60", 0), run("split cross logged 60", 0)];
+        let run = |name, again| Run::of(name, 0, again, 50.0).unwrap();
+        let names = ["split cross plain 60", "split cross logged 60", "split cross plain 60"];
+        let runs = [run(names[0], false), run(names[1], false), run(names[2], true)];
+        assert_eq!(runs[1].words().join(" "), names[1]);
         let words = ["--results", "/there", "cross"].map(String::from);
         let said = measured(&runs, Path::new("/bench"), "1", &words);
         assert_eq!(said["command"], "cargo xtask bench --results DIR cross");
         assert_eq!(said["axes"][3], json!({ "name": "feature", "values": ["plain", "logged"] }));
         assert_eq!(said["axes"][0]["values"], json!(["split"]));
         assert_eq!(said["runs"][1]["cell"]["feature"], "logged");
+        assert_eq!(
+            (&said["runs"][0]["again"], &said["runs"][2]["again"]),
+            (&json!(false), &json!(true))
+        );
         assert_eq!(said["runs"][1]["figures"]["ns"], 50.0);
     }
 }

@@ -1,6 +1,6 @@
 //! `import`: the runs of a rig as a folder of results.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,9 @@ struct One {
     cell: BTreeMap<String, String>,
     /// The round, from 0.
     repeat: u32,
+    /// Of the control, which is compared with the other run of that cell and round.
+    #[serde(default)]
+    again: bool,
     #[serde(default)]
     distance_ns: f64,
     #[serde(default)]
@@ -54,7 +57,8 @@ struct One {
 /// of runs.
 ///
 /// # Errors
-/// The file is not of that form; the folder has other contents, or cannot be written.
+/// The file is not of that form, or has two runs of a cell in one round; the folder has other
+/// contents, or cannot be written.
 pub fn import(file: &Path, out: &Path) -> Result<usize, Error> {
     let bad = |what: String| Error::usage(format!("import: {}: {what}", file.display()));
     let text = fs::read(file).map_err(|error| bad(error.to_string()))?;
@@ -68,8 +72,8 @@ pub fn import(file: &Path, out: &Path) -> Result<usize, Error> {
     let study = rig::of(&plan).expect("it is a rig's");
     plan.check(study)?;
     let cells = plan.cells(study);
-    let mut runs = Vec::new();
-    for One { cell, repeat, distance_ns, others_percent, figures } in measured.runs {
+    let (mut runs, mut turns) = (Vec::new(), BTreeSet::new());
+    for One { cell, repeat, again, distance_ns, others_percent, figures } in measured.runs {
         let value = |axis: &Axis| Some((axis.name.clone(), cell.get(&axis.name)?.clone()));
         let known = plan.axes.iter().map(value).collect::<Option<Vec<_>>>().map(Cell);
         let known = known.filter(|known| cells.contains(known) && cell.len() == plan.axes.len());
@@ -78,7 +82,11 @@ pub fn import(file: &Path, out: &Path) -> Result<usize, Error> {
         if let Some(name) = figures.keys().find(|name| measures.iter().all(|m| m.name != **name)) {
             return Err(bad(format!("run of {cell}: no measure '{name}'")));
         }
-        runs.push(Done { cell, repeat, distance_ns, others_percent, figures });
+        let turn = Turn { cell: cell.clone(), repeat, again };
+        if !turns.insert(turn.clone()) {
+            return Err(bad(format!("run of {cell}: round {repeat} has it already")));
+        }
+        runs.push((turn, Done { cell, repeat, distance_ns, others_percent, figures }));
     }
     let mut machine = Machine::here(&[], &measured.switch_cpus, &measured.guest_cpus);
     machine.versions.extend(measured.versions);
@@ -90,9 +98,9 @@ pub fn import(file: &Path, out: &Path) -> Result<usize, Error> {
         let what = "holds results already: use another --out";
         return Err(Error::usage(format!("import: {}: {what}", out.display())));
     }
-    for run in &runs {
-        let turn = Turn { cell: run.cell.clone(), repeat: run.repeat, again: false };
-        folder.add(&turn, &Ok(run.clone()))?;
+    let count = runs.len();
+    for (turn, run) in runs {
+        folder.add(&turn, &Ok(run))?;
     }
-    Ok(runs.len())
+    Ok(count)
 }

@@ -34,6 +34,8 @@ pub struct Run {
     pub cell: Vec<String>,
     /// The round, from 0.
     pub repeat: usize,
+    /// Whether it is of the control, which is compared with the other run of that cell and round.
+    pub again: bool,
     /// Figures by the names of measures.
     pub figures: Value,
 }
@@ -48,7 +50,8 @@ impl Measured<'_> {
         let runs = self.runs.iter().map(|run| {
             let names = self.axes.iter().map(|(name, _)| *name);
             let cell: BTreeMap<_, _> = names.zip(&run.cell).collect();
-            json!({ "cell": cell, "repeat": run.repeat, "figures": run.figures })
+            let Run { repeat, again, figures, .. } = run;
+            json!({ "cell": cell, "repeat": repeat, "again": again, "figures": figures })
         });
         json!({
             "rig": self.rig,
