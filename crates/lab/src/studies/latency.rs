@@ -14,12 +14,15 @@ use crate::study::{Facts, Figures, Run, Study};
 const RATE: u32 = 100_000;
 /// Frames after a silence, at least: a window is longer where it has to be.
 const SAMPLES_LEAST: f64 = 10.0;
+/// After a silence: the receiver polls.
+const POLLED: &str = "-polled";
 
 const ABOUT: &str = "\
 silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
 the 99th percentile is the slowest. After 200 ms the caches and translations of addresses are \
-cold, after 2 ms hardly: most of the difference is the machine's. at-once: 50 frames every \
-millisecond, back to back. on-off-N: 100 000 frames per second for N ms, then none for as long. \
+cold, after 2 ms hardly: most of the difference is the machine's. silence-N-polled: the receiver \
+polls, so that the switch does not notify it; to notify a receiver whose CPU is halted takes most \
+of a first frame's time. at-once: 50 frames every millisecond, back to back. on-off-N: 100 000 frames per second for N ms, then none for as long. \
 Latency is from the sender's ring to the receiver's program. It includes the receiver's wake-up, \
 which is the same for every policy: spin shows the minimum.";
 
@@ -31,9 +34,14 @@ fn ms(traffic: &str, word: &str) -> Option<f64> {
     traffic.strip_prefix(word)?.parse().ok()
 }
 
+/// How long a silence is, in ms.
+fn silence_ms(traffic: &str) -> Option<f64> {
+    ms(traffic.strip_suffix(POLLED).unwrap_or(traffic), "silence-")
+}
+
 /// How long a window is.
 fn window_s(traffic: &str, seconds: f64) -> f64 {
-    ms(traffic, "silence-").map_or(seconds, |gap| seconds.max(SAMPLES_LEAST * gap / 1e3))
+    silence_ms(traffic).map_or(seconds, |gap| seconds.max(SAMPLES_LEAST * gap / 1e3))
 }
 
 /// Options of `gen`.
@@ -41,7 +49,7 @@ fn options(traffic: &str) -> Option<String> {
     if traffic == "at-once" {
         return Some("--burst 50,1000".into());
     }
-    if let Some(gap) = ms(traffic, "silence-") {
+    if let Some(gap) = silence_ms(traffic) {
         return Some(format!("--rate {}", 1e3 / gap));
     }
     ms(traffic, "on-off-").map(|ms| format!("--rate {RATE} --on-off {ms},{ms}"))
@@ -69,6 +77,7 @@ impl Study for Latency {
         let all = [
             "silence-1000",
             "silence-200",
+            "silence-200-polled",
             "silence-2",
             "at-once",
             "on-off-0.5",
@@ -104,11 +113,12 @@ impl Study for Latency {
         let (policy, traffic) = (run.cell.get("policy"), run.cell.get("traffic"));
         let Some(options) = options(traffic) else {
             return Err(Fail::Cell(format!(
-                "traffic {traffic}: use silence-N, at-once or on-off-N"
+                "traffic {traffic}: use silence-N, silence-N{POLLED}, at-once or on-off-N"
             )));
         };
         let seconds = window_s(traffic, run.seconds);
-        Pair { policy, traffic: &options, switch: &[], idle: 0, warm_s: WARM_S }
+        let polled = traffic.ends_with(POLLED);
+        Pair { policy, traffic: &options, switch: &[], polled, idle: 0, warm_s: WARM_S }
             .run(run.stage, seconds)
     }
 
@@ -122,7 +132,8 @@ impl Study for Latency {
         ] {
             parts.extend(grid.plot(title, file, "traffic", y, measure));
         }
-        let note = "The switch's own part: from the poll that finds it to its delivery.";
+        let note = "The switch's own part: from its wake-up to the frame's delivery, with the \
+                    notification of a receiver that sleeps.";
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
         parts.extend(tables(&grid, "Columns: traffic, as described above."));
         parts
@@ -163,6 +174,7 @@ mod tests {
             }
         }
         assert_eq!(options("silence-200").as_deref(), Some("--rate 5"));
+        assert_eq!(options("silence-200-polled").as_deref(), Some("--rate 5"));
         assert_eq!(options("on-off-0.5").as_deref(), Some("--rate 100000 --on-off 0.5,0.5"));
         assert_eq!(options("sometimes"), None);
     }
@@ -170,6 +182,7 @@ mod tests {
     #[test]
     fn a_window_has_frames_enough() {
         assert_eq!(window_s("silence-1000", 2.0), 10.0);
+        assert_eq!(window_s("silence-1000-polled", 2.0), 10.0);
         assert_eq!(window_s("silence-50", 2.0), 2.0);
         assert_eq!(window_s("on-off-5", 2.0), 2.0);
     }

@@ -22,7 +22,7 @@ pub const WARM_IDLE_S: f64 = 0.5;
 pub const OVERHEAD_S: f64 = 1.0;
 
 /// All poll policies, the base first.
-pub const POLICIES: [&str; 9] = [
+pub const POLICIES: [&str; 10] = [
     "event",
     "napi",
     "timer:1000",
@@ -31,6 +31,7 @@ pub const POLICIES: [&str; 9] = [
     "coalesce:5/pending",
     "spin",
     "adaptive",
+    "adaptive:0",
     "adaptive:200",
 ];
 /// The policies that differ most.
@@ -146,6 +147,8 @@ pub struct Pair<'a> {
     pub traffic: &'a str,
     /// Further options of the switch.
     pub switch: &'a [&'a str],
+    /// Whether the receiver polls, and is never notified.
+    pub polled: bool,
     /// Number of idle ports beside it.
     pub idle: usize,
     /// Length of the warm-up before the window, in seconds.
@@ -164,8 +167,12 @@ impl Pair<'_> {
         let switch = Switch::start(stage, &options, &ports)?;
         let all = Window::open(&switch, &[])?;
         let _idle = idle.start(stage)?;
-        let first = receiver_class(stage);
-        let mut sink = Gen::start_as(stage, 1, &to, &guest_options(), "sink", first)?;
+        let (receiver, class) = match self.polled {
+            // At a higher priority the sender would have no CPU.
+            true => (NicOptions::new("spin"), Class::Normal),
+            false => (guest_options(), receiver_class(stage)),
+        };
+        let mut sink = Gen::start_as(stage, 1, &to, &receiver, "sink", class)?;
         switch.wait_up_while(1 + self.idle, || sink.check())?;
         // Without a duration: on a busy machine it may take long to connect.
         let mode = format!("send --peer {} {}", Gen::mac(1), self.traffic);

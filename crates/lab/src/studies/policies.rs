@@ -79,7 +79,7 @@ impl Study for Policies {
             "max" => String::new(),
             rate => format!("--rate {rate}"),
         };
-        Pair { policy, traffic: &traffic, switch: &[], idle: 0, warm_s: WARM_S }
+        Pair { policy, traffic: &traffic, switch: &[], polled: false, idle: 0, warm_s: WARM_S }
             .run(run.stage, run.seconds)
     }
 

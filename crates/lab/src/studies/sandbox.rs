@@ -70,7 +70,7 @@ impl Study for Sandbox {
         };
         let policy = run.cell.get("policy");
         let switch = ["--sandbox", run.cell.get("sandbox")];
-        Pair { policy, traffic: &traffic, switch: &switch, idle: 0, warm_s: WARM_S }
+        Pair { policy, traffic: &traffic, switch: &switch, polled: false, idle: 0, warm_s: WARM_S }
             .run(run.stage, run.seconds)
     }
 
