@@ -99,7 +99,14 @@ impl Study for Idle {
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let (policy, ports) = (run.cell.get("policy"), run.cell.number("ports") as usize);
         if run.cell.get("traffic") == "beside-pair" {
-            let pair = Pair { policy, traffic: "", switch: &[], polled: false, idle: ports, warm_s: WARM_S };
+            let pair = Pair {
+                policy,
+                traffic: "",
+                switch: &[],
+                polled: false,
+                idle: ports,
+                warm_s: WARM_S,
+            };
             return pair.run(run.stage, run.seconds);
         }
         let idle = IdleGuests::new(run.stage, ports)?;
