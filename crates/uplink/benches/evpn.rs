@@ -238,6 +238,7 @@ fn results(measured: &[((u32, u16), Figures)]) -> Value {
         Run {
             cell: vec![remote.to_string(), segments.to_string()],
             repeat,
+            again: false,
             figures: json!(figures),
         }
     });

@@ -455,7 +455,7 @@ fn results(hosts: usize, guests: usize, costs: &[(&str, Cost)]) -> Value {
             "requests": cost.requests,
             "took_s": cost.took.as_secs_f64(),
         });
-        Run { cell: vec![event.clone()], repeat: 0, figures }
+        Run { cell: vec![event.clone()], repeat: 0, again: false, figures }
     });
     let names: Vec<String> =
         costs.iter().zip(&events).map(|((what, _), n)| format!("{n} {what}")).collect();
