@@ -21,11 +21,10 @@ const ABOUT: &str = "\
 silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
 the 99th percentile is the slowest. After 200 ms the caches and translations of addresses are \
 cold, after 2 ms hardly: most of the difference is the machine's. silence-N-polled: the receiver \
-polls, so that the switch does not notify it; to notify a receiver whose CPU is halted takes most \
-of a first frame's time. at-once: 50 frames every millisecond, back to back. on-off-N: 100 000 \
-frames per second for N ms, then none for as long. Latency is from the sender's ring to the \
-receiver's program. It includes the receiver's wake-up, which is the same for every policy: spin \
-shows the minimum.";
+polls, so that the switch does not notify it. at-once: 50 frames every millisecond, back to back. \
+on-off-N: 100 000 frames per second for N ms, then none for as long. Latency is from the sender's \
+ring to the receiver's program. It includes the receiver's wake-up, which is the same for every \
+policy: spin shows the minimum.";
 
 /// The study.
 pub struct Latency;
