@@ -2,7 +2,7 @@
 
 use super::grid::{Grid, values};
 use super::pair::{
-    self, FEW, Idle as IdleGuests, JUDGED, MEASURES, POLICIES, Pair, WARM_IDLE_S, WARM_S, of_window,
+    self, FEW, Idle as IdleGuests, JUDGED, MEASURES, POLICIES, Pair, WARM_IDLE_S, of_window,
 };
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
@@ -99,14 +99,7 @@ impl Study for Idle {
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let (policy, ports) = (run.cell.get("policy"), run.cell.number("ports") as usize);
         if run.cell.get("traffic") == "beside-pair" {
-            let pair = Pair {
-                policy,
-                traffic: "",
-                switch: &[],
-                polled: false,
-                idle: ports,
-                warm_s: WARM_S,
-            };
+            let pair = Pair { idle: ports, ..Pair::new(policy, "") };
             return pair.run(run.stage, run.seconds);
         }
         let idle = IdleGuests::new(run.stage, ports)?;

@@ -2,7 +2,7 @@
 //! policy adapts.
 
 use super::grid::Grid;
-use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
+use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair};
 use super::policies::tables;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
@@ -118,8 +118,7 @@ impl Study for Latency {
         };
         let seconds = window_s(traffic, run.seconds);
         let polled = traffic.ends_with(POLLED);
-        Pair { policy, traffic: &options, switch: &[], polled, idle: 0, warm_s: WARM_S }
-            .run(run.stage, seconds)
+        Pair { polled, ..Pair::new(policy, &options) }.run(run.stage, seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {

@@ -155,7 +155,12 @@ pub struct Pair<'a> {
     pub warm_s: f64,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
+    /// Returns one with a receiver that is notified, no further options and no idle ports.
+    pub fn new(policy: &'a str, traffic: &'a str) -> Self {
+        Self { policy, traffic, switch: &[], polled: false, idle: 0, warm_s: WARM_S }
+    }
+
     /// Runs the pair; returns the figures of a window of `seconds`.
     pub fn run(&self, stage: &Stage, seconds: f64) -> Result<Figures, Fail> {
         let port = |name| Port::guest(stage, name, stage.proto, "");

@@ -1,7 +1,7 @@
 //! `policies`: what each poll policy costs and gives at each load.
 
 use super::grid::{self, Grid, summary, values};
-use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
+use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value, Verdict};
@@ -79,8 +79,7 @@ impl Study for Policies {
             "max" => String::new(),
             rate => format!("--rate {rate}"),
         };
-        Pair { policy, traffic: &traffic, switch: &[], polled: false, idle: 0, warm_s: WARM_S }
-            .run(run.stage, run.seconds)
+        Pair::new(policy, &traffic).run(run.stage, run.seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {

@@ -1,7 +1,7 @@
 //! `sandbox`: costs of confined threads.
 
 use super::grid::shown;
-use super::pair::{self, MEASURES, Pair, WARM_S};
+use super::pair::{self, MEASURES, Pair};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value, Verdict};
@@ -70,8 +70,7 @@ impl Study for Sandbox {
         };
         let policy = run.cell.get("policy");
         let switch = ["--sandbox", run.cell.get("sandbox")];
-        Pair { policy, traffic: &traffic, switch: &switch, polled: false, idle: 0, warm_s: WARM_S }
-            .run(run.stage, run.seconds)
+        Pair { switch: &switch, ..Pair::new(policy, &traffic) }.run(run.stage, run.seconds)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {
