@@ -24,8 +24,18 @@ mod search;
 
 /// The base: DPDK's forwarder without a look-up.
 const BASE: &str = "testpmd";
-const SWITCHES: [&str; 8] =
-    [BASE, "ovs-dpdk", "vpp", "vpp-cross", "snabb", "pvswitch", "pvswitch-spin", "pvswitch-cross"];
+const SWITCHES: [&str; 10] = [
+    BASE,
+    "ovs-dpdk",
+    "vpp",
+    "vpp-cross",
+    "snabb",
+    "grout",
+    "grout-cross",
+    "pvswitch",
+    "pvswitch-spin",
+    "pvswitch-cross",
+];
 /// Bytes with FCS, as in RFC 2544, and sizes of `gen`, which are without.
 const SIZES: [(&str, &str); 3] = [("64", "60"), ("1518", "1514"), ("imix", "imix")];
 /// Largest loss at PDR, as a part.
@@ -138,7 +148,7 @@ const FACTS: Facts = Facts {
     original: None,
     measures: &MEASURES,
     takes_proto: false,
-    tools: &["dpdk-testpmd", "ovs-vsctl", "vpp", "snabb"],
+    tools: &["dpdk-testpmd", "ovs-vsctl", "vpp", "snabb", "grout"],
     together: None,
     // A twentieth is the least that a promise against a peer depends on.
     margin: 1.05,

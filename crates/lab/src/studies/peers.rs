@@ -29,7 +29,7 @@ const PING_MS: f64 = 20.0;
 /// Peers that connect namespaces.
 const NETS: [&str; 4] = ["pvswitch", "bridge", "vde", "rust-vmm"];
 /// Peers that connect rings in shared memory.
-const RINGS: [&str; 10] = [
+const RINGS: [&str; 12] = [
     "pvswitch",
     "pvswitch-spin",
     "pvswitch-cross",
@@ -39,6 +39,8 @@ const RINGS: [&str; 10] = [
     "vpp",
     "vpp-cross",
     "snabb",
+    "grout",
+    "grout-cross",
     "rust-vmm",
 ];
 /// Loads between namespaces.
@@ -56,16 +58,17 @@ learning switch with the default policy (adaptive); pvswitch-spin never sleeps, 
 programs; pvswitch-cross connects its two ports directly, like testpmd (net_vhost, io); ovs-dpdk \
 is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500; \
 vpp is a learning bridge domain, and vpp-cross a cross-connect; snabb connects its two ports \
-directly. bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that \
-are never segmented, and there is no boundary of a virtual machine, so it is an upper bound \
-rather than a competitor. vde is vde_switch with vde_plug2tap in each namespace.
+directly; grout is a learning bridge, and grout-cross a cross-connect. bridge is the kernel's, \
+with veth: a stream crosses it in frames of up to 64 KiB that are never segmented, and there is \
+no boundary of a virtual machine, so it is an upper bound rather than a competitor. vde is \
+vde_switch with vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, because the sender does its work. \
 All CPUs: the total of guests and back end. Wake-ups: how often threads of the back end slept and \
-were woken. Latencies are from generator to generator, or of a ping's round trip. DPDK, \
-Open vSwitch, VPP and Snabb have huge pages, which root reserves for the study; where too few are \
-free, their cells are skipped, and one that runs without them fails. Rings \
-that are replayed have 8192 descriptors, Snabb's 1024: of more it drops most frames.";
+were woken. Latencies are from generator to generator, or of a ping's round trip. DPDK, Open \
+vSwitch, VPP, Snabb and grout have huge pages, which root reserves for the study; where too few \
+are free, their cells are skipped, and one that runs without them fails. Rings that are replayed \
+have 8192 descriptors, Snabb's 1024: of more it drops most frames.";
 
 /// The study.
 pub struct Peers;
@@ -83,7 +86,8 @@ const MEASURES: [Measure; 8] = [
 
 const FACTS: Facts = Facts {
     name: "peers",
-    about: "how rivals do under the same load: DPDK, Open vSwitch, VPP, Snabb, Linux bridge, vde",
+    about: "how rivals do under the same load: DPDK, Open vSwitch, VPP, Snabb, grout, Linux \
+            bridge, vde",
     original: None,
     measures: &MEASURES,
     takes_proto: false,
@@ -98,6 +102,7 @@ const FACTS: Facts = Facts {
         "ovs-vsctl",
         "vpp",
         "snabb",
+        "grout",
     ],
     together: None,
     // A twentieth is the least that a promise against a peer depends on.

@@ -331,8 +331,8 @@ mod tests {
         assert_eq!(says(&text("7.777")).len(), 1);
         let none = says("1, 2, 3<!--= lab-copies weather noise -->");
         assert!(none[0].contains("lab-copies: no A/A of 'weather'"), "{none:?}");
-        let none = says("1, 2, 3<!--= lab-peers frames noise -->");
-        assert!(none[0].contains("lab-peers: no A/A of 'frames'"), "{none:?}");
+        let none = says("1, 2, 3<!--= lab-soak-hour frames noise -->");
+        assert!(none[0].contains("lab-soak-hour: no A/A of 'frames'"), "{none:?}");
     }
 
     #[test]

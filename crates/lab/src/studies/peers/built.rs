@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::ends::{Part, Sockets, cpu, paths, start_rival, wait_sockets};
+use super::memory;
 use crate::error::Fail;
-use crate::stage::{Place, Port, Proto, Stage, need};
+use crate::stage::{Place, Port, Proto, START_MAX_S, Stage, need, wait_for};
 
 /// Programs, and how each is built.
-const SOURCES: [(&str, &str); 3] = [
+const SOURCES: [(&str, &str); 4] = [
     (
         "vpp",
         "github.com/FDio/vpp, `cmake -G Ninja -DCMAKE_BUILD_TYPE=release -DVPP_PLUGINS=vhost src`, \
@@ -18,6 +19,11 @@ const SOURCES: [(&str, &str); 3] = [
         "snabb",
         "github.com/snabbco/snabb, with 2^32 (VIRTIO_F_VERSION_1) added to supported_features in \
          src/lib/virtio/net_device.lua, `make`, and its folder `src` in PATH",
+    ),
+    (
+        "grout",
+        "github.com/DPDK/grout, `meson setup build -Dfrr=disabled -Ddocs=disabled`, with DPDK of \
+         github.com/DPDK/dpdk, `ninja -C build grout grcli`, and that folder in PATH",
     ),
     (
         "vhost_user_net",
@@ -89,6 +95,56 @@ fn vpp_setup(sockets: &[PathBuf], peer: &str) -> String {
         });
     }
     lines.join("\n") + "\n"
+}
+
+/// Starts grout: `grout`, a bridge; `grout-cross`, connected directly. Its other settings are its
+/// own: its worker sleeps for moments when it has nothing to do.
+pub(super) fn grout(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
+    need_built("grout")?;
+    need("grcli")?;
+    let dir = stage.subfolder("grout")?;
+    let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
+    let api = dir.join("api").display().to_string();
+    let words = format!("-s {api} -M 127.0.0.1:0 -- {}", memory::DPDK);
+    let args: Vec<String> = words.split_whitespace().map(String::from).collect();
+    let mut process = start_rival(stage, [peer, "grout"], &args, &Place::default())?;
+    wait_for("grout's socket", START_MAX_S, || {
+        process.check()?;
+        Ok(Path::new(&api).exists())
+    })?;
+    let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
+    let mut setup = vec![format!("affinity cpus set control {main} datapath {back}")];
+    setup.extend(grout_setup(&paths(&ports), peer));
+    let script = dir.join("setup");
+    std::fs::write(&script, setup.join("\n") + "\n")
+        .map_err(|error| Fail::Over(format!("{}: {error}", script.display())))?;
+    for line in &setup {
+        stage.record_rival(peer, &[line]);
+    }
+    let args = ["-e", "-s", &api, "-f", &script.display().to_string()].map(String::from);
+    stage.start("grcli", "grcli", &args, &Place::default())?.finish(START_MAX_S)?;
+    wait_sockets(&ports, &mut process)?;
+    record_version(stage, peer, "grout", &["-V".into()]);
+    Ok(Sockets::of_rival(ports, both, process))
+}
+
+/// Commands that make grout's ports.
+fn grout_setup(sockets: &[PathBuf], peer: &str) -> Vec<String> {
+    let port = |(i, socket): (usize, &PathBuf)| {
+        format!("interface add port p{i} devargs net_vhost{i},iface={}", socket.display())
+    };
+    let ports = sockets.iter().enumerate().map(port);
+    match peer {
+        "grout-cross" => {
+            let each = [(0, 1), (1, 0)];
+            let each = each.map(|(i, other)| format!("interface set port p{i} domain p{other}"));
+            ports.chain(each).collect()
+        }
+        _ => {
+            let bridge = std::iter::once("interface add bridge br0".to_string());
+            bridge.chain(ports.map(|port| port + " domain br0")).collect()
+        }
+    }
 }
 
 /// Starts Snabb with two ports connected directly; it needs huge pages.
@@ -181,6 +237,18 @@ mod tests {
         }
         let bridge = vpp_setup(&sockets, "vpp");
         assert_eq!(bridge.matches("l2 bridge VirtualEthernet0/0/").count(), 2, "{bridge}");
+    }
+
+    #[test]
+    fn grout_connects_each_port_with_the_other() {
+        let sockets = ["/a", "/b"].map(PathBuf::from);
+        let cross = grout_setup(&sockets, "grout-cross").join("\n");
+        for line in ["devargs net_vhost1,iface=/b\n", "port p0 domain p1\n", "port p1 domain p0"] {
+            assert!(cross.contains(line), "{cross}");
+        }
+        let bridge = grout_setup(&sockets, "grout").join("\n");
+        assert!(bridge.starts_with("interface add bridge br0\n"), "{bridge}");
+        assert_eq!(bridge.matches(" domain br0").count(), 2, "{bridge}");
     }
 
     #[test]

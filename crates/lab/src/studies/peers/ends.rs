@@ -155,6 +155,7 @@ impl Sockets {
             "ovs-dpdk-sleep" => Self::ovs(stage, OVS_SLEEP_US),
             "vpp" | "vpp-cross" => built::vpp(stage, peer),
             "snabb" => built::snabb(stage),
+            "grout" | "grout-cross" => built::grout(stage, peer),
             "rust-vmm" => Err(built::rust_vmm()),
             _ => Err(Fail::Cell(format!("peer {peer} has no vhost-user sockets"))),
         }

@@ -10,13 +10,15 @@ use crate::plan::Plan;
 use crate::stage::{Stage, need as installed, wait_for};
 
 /// Peers that use huge pages, and their programs.
-const USERS: [(&str, &str); 6] = [
+const USERS: [(&str, &str); 8] = [
     ("testpmd", "dpdk-testpmd"),
     ("ovs-dpdk", super::ends::OVS_DPDK),
     ("ovs-dpdk-sleep", super::ends::OVS_DPDK),
     ("vpp", "vpp"),
     ("vpp-cross", "vpp"),
     ("snabb", "snabb"),
+    ("grout", "grout"),
+    ("grout-cross", "grout"),
 ];
 /// Memory options of DPDK, in MiB.
 pub(super) const DPDK: &str = "--in-memory -m 512";
