@@ -105,7 +105,7 @@ pub(super) fn grout(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     let dir = stage.subfolder("grout")?;
     let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
     let api = dir.join("api").display().to_string();
-    let words = format!("-s {api} -M 127.0.0.1:0 -- {}", memory::DPDK);
+    let words = format!("-s {api} -M 127.0.0.1:0 -- {}", memory::DPDK_IN_MEMORY);
     let args: Vec<String> = words.split_whitespace().map(String::from).collect();
     let mut process = start_rival(stage, [peer, "grout"], &args, &Place::default())?;
     wait_for("grout's socket", START_MAX_S, || {

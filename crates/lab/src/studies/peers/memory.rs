@@ -22,6 +22,8 @@ const USERS: [(&str, &str); 8] = [
 ];
 /// Memory options of DPDK, in MiB.
 pub(super) const DPDK: &str = "--in-memory -m 512";
+/// The same for a program that sets `--in-memory` itself.
+pub(super) const DPDK_IN_MEMORY: &str = "-m 512";
 /// What has to be free for one of them, in MiB.
 const NEEDED_MIB: u64 = 600;
 /// What is reserved, in MiB: one may end while the next one starts.
