@@ -65,7 +65,7 @@ impl System {
         match request {
             Request::Show => Ok(self.show()),
             Request::Stats => Ok(self.stats()),
-            Request::Ports => Ok(json!({ "ports": self.show_ports() })),
+            Request::Ports => Ok(Value::from_iter([("ports", self.show_ports())])),
             Request::Port { name } => Ok(self.show_port(self.port(name)?)),
             Request::PortStats { name } => {
                 self.count_losses();

@@ -16,7 +16,7 @@ use crate::worker::Handle;
 impl System {
     pub(super) fn show(&self) -> Value {
         let costs = self.pool.common.costs;
-        json!({
+        let mut all = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "commit": env!("PVSWITCH_COMMIT"),
             "pid": std::process::id(),
@@ -53,8 +53,10 @@ impl System {
                 "capacity": self.fdb.capacity(),
             },
             "control": self.clients.show(),
-            "ports": self.show_ports(),
-        })
+        });
+        // Not within `json!`, which copies what it is given.
+        all["ports"] = self.show_ports();
+        all
     }
 
     /// All ports, by number.
@@ -72,7 +74,8 @@ impl System {
     pub(super) fn accounts(&self) -> Value {
         let ports = self.ports.iter().map(|(name, state)| (name, accounts::account(state)));
         let ports: serde_json::Map<_, _> = ports.map(|(name, of)| (name.clone(), of)).collect();
-        json!({ "budgets": accounts::budgets(&self.budgets), "ports": ports })
+        let budgets = accounts::budgets(&self.budgets);
+        Value::from_iter([("budgets", budgets), ("ports", Value::Object(ports))])
     }
 
     pub(super) fn workers(&self) -> Value {
@@ -107,9 +110,10 @@ impl System {
             "faults": state.faults,
             "drain": state.drain().name(),
             "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
-            "rules": tenants::show(state),
-            "account": accounts::account(state),
         });
+        // Not within `json!`, which copies what it is given.
+        value["rules"] = tenants::show(state);
+        value["account"] = accounts::account(state);
         if let Some(end) = state.attach.endpoint() {
             value["connected"] = state.attach.is_connected().into();
             value["connections"] = end.connections.into();
@@ -158,9 +162,8 @@ impl System {
             let found = counts.iter().find(|(lock, _)| *lock == wanted);
             found.map_or(0, |(_, counts)| counts.contended)
         };
-        json!({
+        let mut stats = json!({
             "uptime_ns": self.clock().now().ns(),
-            "ports": self.by_number().into_iter().map(port_stats).collect::<Vec<_>>(),
             "workers": self.workers(),
             // For older clients: the first two locks that were counted.
             "locks": {
@@ -168,7 +171,10 @@ impl System {
                 "assignments": contended(Lock::Assignments),
             },
             "lock_counts": lock_counts(&counts),
-        })
+        });
+        // Not within `json!`, which copies what it is given.
+        stats["ports"] = self.by_number().into_iter().map(port_stats).collect();
+        stats
     }
 
     pub(super) fn fdb(&self) -> Value {
@@ -261,14 +267,16 @@ pub(super) fn port_stats(state: &PortState) -> Value {
         value["held"] = queue.held_frames().into();
         value
     });
-    json!({
+    let mut stats = json!({
         "name": state.spec.name,
         "up": state.port.active() > 0,
         "faults": state.faults,
-        "account": accounts::account(state),
-        "ingress": ingress.collect::<Vec<_>>(),
-        "egress": egress.collect::<Vec<_>>(),
-    })
+    });
+    // Not within `json!`, which copies what it is given.
+    stats["account"] = accounts::account(state);
+    stats["ingress"] = ingress.collect();
+    stats["egress"] = egress.collect();
+    stats
 }
 
 fn worker_stats(worker: &Handle) -> Value {
