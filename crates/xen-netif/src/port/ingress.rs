@@ -60,6 +60,8 @@ struct Taken {
     frame: Option<usize>,
     /// Why it has no frame; counted once it is certain that it stays in the burst.
     bad: Option<Bad>,
+    /// Bytes charged to the rate of the vif.
+    charged: u16,
     flags: u16,
     gso: Option<Gso>,
 }
@@ -176,6 +178,7 @@ impl Packets<'_> {
                 status: status::OKAY,
                 frame: None,
                 bad: None,
+                charged: if matches!(kind, Packet::Frame) { packet.len } else { 0 },
                 flags: packet.flags,
                 gso: packet.gso,
             };
@@ -210,14 +213,12 @@ impl Packets<'_> {
     /// Returns packets to the ring whose frames are not among the first `end`; the next burst takes
     /// them again.
     #[cold]
-    fn put_back(&mut self, burst: &Burst<'_>, end: usize) {
+    fn put_back(&mut self, end: usize) {
         let is_left = |new: &Taken| new.frame.is_some_and(|i| i >= end);
         let Some(first) = self.taken.iter().position(is_left) else { return };
         self.ring.untake(self.taken.len() - first);
-        for i in self.taken.drain(first..).filter_map(|new| new.frame) {
-            // As charged: a frame has the length of its packet.
-            self.wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
-        }
+        // Also of those without a frame: the next burst charges them again.
+        self.taken.drain(first..).for_each(|new| self.wiring.vif.refund(new.charged));
         *self.limited = None;
     }
 
@@ -369,7 +370,7 @@ impl Ingress for XenIngress {
         }
         let end = burst.frames.len() - burst.left();
         if burst.left() > 0 {
-            packets.put_back(&burst, end);
+            packets.put_back(end);
             more = true;
         }
         count_bad(&burst, packets.taken, stats);

@@ -307,6 +307,31 @@ fn frames_for_the_host_are_copied_with_one_call_after_some_bursts() {
 
 /// Issue 14, row 8.
 #[test]
+fn charge_of_a_returned_packet_without_a_frame_is_given_back() {
+    let host = Arc::new(Host::default());
+    let plain = Peer { gso4: false, csum4: false, ..ALL };
+    let mut a = Guest::new(1, &host, ALL);
+    let (b, c) = (Guest::new(2, &host, plain), Guest::new(3, &host, plain));
+    let mut net = Net::new(&[&b, &c]);
+    a.vif.set_rate(Some(Rate { bytes: 200_000, usecs: 1_000_000 }));
+    // Two frames fill a burst, see below. Each is followed by a packet that is too long.
+    let mut bytes = to(1, 18_000);
+    bytes[..6].fill(0xff);
+    let gso = Extra::Gso(Gso { size: 80, kind: gso_type::TCPV4, features: 0 });
+    for _ in 0..5 {
+        a.send(&bytes, &[4000, 4000, 4000, 4000, 2000], tx_flag::CSUM_BLANK, &[gso]);
+        a.send(&[0; 10_000], &[4000, 4000, 2000], 0, &[]);
+    }
+    for dropped in [2, 4, 5] {
+        net.serve(&mut a, Ns::new(1));
+        assert_eq!(a.pair.ingress_stats.drops_too_long.get(), dropped);
+    }
+    let rest = (200_000 - 5 * (18_000 + 10_000)) as u16;
+    assert!(a.vif.charge(rest + 100, net.now).is_err());
+    assert_eq!(a.vif.charge(rest, net.now), Ok(()));
+}
+
+#[test]
 fn unprocessed_frames_of_a_burst_are_returned_to_the_ring() {
     let host = Arc::new(Host::default());
     let plain = Peer { gso4: false, csum4: false, ..ALL };
