@@ -152,6 +152,8 @@ impl Server {
                          sockets and counters of all ports; restrict it with --http-mode"
                     );
                 }
+                // As at the control socket: to close one may block the thread of this server.
+                os::refuse_descriptors(own.as_fd());
                 let listener = UnixListener::from(own.as_fd().try_clone_to_owned()?);
                 socket = Some(own);
                 (Acceptor::Unix(listener), address.to_string())

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -414,4 +415,24 @@ fn http_on_a_unix_socket_has_the_same_rules_and_a_warning_for_all() {
     let quiet = Switch::start(&dir, &["--http", &http], &["n=null".into()]);
     assert_eq!(mode(&dir.path("http")).0, 0o600);
     assert_eq!(quiet.log().matches("can be read by every").count(), 1, "{}", quiet.log());
+}
+
+/// The last close of a file may block for as long as its sender likes.
+#[test]
+fn descriptors_are_refused_at_the_control_and_http_sockets() {
+    let dir = Dir::new();
+    let http = dir.text("http");
+    let switch = Switch::start(&dir, &["--http", &format!("unix:{http}")], &[dir.port("x", "")]);
+    let (any, _other) = UnixStream::pair().unwrap();
+    if !os::refuse_descriptors(any.as_fd()) {
+        eprintln!("skipped: not before Linux 6.16");
+        return;
+    }
+    for path in [switch.control(), &http] {
+        let client = UnixStream::connect(path).unwrap();
+        let sent = os::send(client.as_fd(), b"G", &[any.as_fd()]);
+        let error = sent.expect_err("nothing here takes a descriptor");
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{path}");
+    }
+    switch.json(&["show"]);
 }

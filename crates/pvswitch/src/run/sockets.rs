@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use os::Listener;
+use os::{Listener, Permissions};
 
 use super::rights::Rights;
 use super::{Event, PortState, RunError, System};
@@ -15,10 +15,7 @@ impl System {
         let permissions = self.options.control_access.permissions("control");
         let permissions = permissions.map_err(RunError::Request)?;
         if let Some(listener) = self.inherited.control.take() {
-            self.rights = Rights::new(permissions.group, self.options.control_write);
-            self.watch(listener.as_fd(), Event::ControlListener)?;
-            self.control = Some(listener);
-            return Ok(());
+            return self.start_control(listener, permissions);
         }
         let path = match explicit.clone().map_or_else(api::control::listen_path, Ok) {
             Ok(path) => path,
@@ -28,12 +25,7 @@ impl System {
             }
         };
         match self.listen("control", &path, &permissions) {
-            Ok(listener) => {
-                self.rights = Rights::new(permissions.group, self.options.control_write);
-                self.watch(listener.as_fd(), Event::ControlListener)?;
-                self.control = Some(listener);
-                Ok(())
-            }
+            Ok(listener) => self.start_control(listener, permissions),
             Err(error) if explicit.is_some() => Err(error),
             // A second switch on the machine works without a control socket.
             Err(error) => {
@@ -41,6 +33,20 @@ impl System {
                 Ok(())
             }
         }
+    }
+
+    fn start_control(
+        &mut self,
+        listener: Listener,
+        permissions: Permissions,
+    ) -> Result<(), RunError> {
+        // No request has any, and to close the last one of a file may block for as long as its
+        // sender likes: this thread would close it. Connections inherit the setting.
+        os::refuse_descriptors(listener.as_fd());
+        self.rights = Rights::new(permissions.group, self.options.control_write);
+        self.watch(listener.as_fd(), Event::ControlListener)?;
+        self.control = Some(listener);
+        Ok(())
     }
 
     /// What listens at `path` in this switch.

@@ -44,6 +44,13 @@ fn need_built(program: &str) -> Result<(), Fail> {
     })
 }
 
+/// Writes the commands that set up a peer to a file, and records them.
+fn write_setup(stage: &Stage, peer: &str, file: &Path, lines: &[String]) -> Result<(), Fail> {
+    lines.iter().for_each(|line| stage.record_rival(peer, &[line]));
+    std::fs::write(file, lines.join("\n") + "\n")
+        .map_err(|error| Fail::Over(format!("{}: {error}", file.display())))
+}
+
 /// Returns the reason why rust-vmm cannot be measured.
 pub(super) fn rust_vmm() -> Fail {
     need_built("vhost_user_net").err().unwrap_or_else(|| {
@@ -58,10 +65,7 @@ pub(super) fn vpp(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     need_built("vpp")?;
     let dir = stage.subfolder("vpp")?;
     let (ports, both) = Port::many(stage, "v", Proto::Virtio, 2)?;
-    let script = dir.join("setup");
-    let setup = vpp_setup(&paths(&ports), peer);
-    std::fs::write(&script, &setup)
-        .map_err(|error| Fail::Over(format!("{}: {error}", script.display())))?;
+    write_setup(stage, peer, &dir.join("setup"), &vpp_setup(&paths(&ports), peer))?;
     let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
     let dir = dir.display();
     let words = format!(
@@ -72,9 +76,6 @@ pub(super) fn vpp(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     );
     let args: Vec<String> = words.split_whitespace().map(String::from).collect();
     let mut process = start_rival(stage, [peer, "vpp"], &args, &Place::default())?;
-    for line in setup.lines() {
-        stage.record_rival(peer, &[line]);
-    }
     wait_sockets(&ports, &mut process)?;
     let version = ["-s", &format!("{dir}/cli"), "show", "version"].map(String::from);
     record_version(stage, peer, "vppctl", &version);
@@ -82,7 +83,7 @@ pub(super) fn vpp(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
 }
 
 /// Commands that make VPP's ports.
-fn vpp_setup(sockets: &[PathBuf], peer: &str) -> String {
+fn vpp_setup(sockets: &[PathBuf], peer: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for (socket, port) in sockets.iter().zip(VPP_PORTS) {
         lines.push(format!("create vhost-user socket {} server", socket.display()));
@@ -94,11 +95,11 @@ fn vpp_setup(sockets: &[PathBuf], peer: &str) -> String {
             _ => format!("set interface l2 bridge {port} 1"),
         });
     }
-    lines.join("\n") + "\n"
+    lines
 }
 
-/// Starts grout: `grout`, a bridge; `grout-cross`, connected directly. Its other settings are its
-/// own: its worker sleeps for moments when it has nothing to do.
+/// Starts grout: `grout`, a bridge; `grout-cross`, connected directly. With its default settings:
+/// its worker sleeps briefly when no frame has come for a while.
 pub(super) fn grout(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     need_built("grout")?;
     need("grcli")?;
@@ -116,11 +117,7 @@ pub(super) fn grout(stage: &Stage, peer: &str) -> Result<Sockets, Fail> {
     let mut setup = vec![format!("affinity cpus set control {main} datapath {back}")];
     setup.extend(grout_setup(&paths(&ports), peer));
     let script = dir.join("setup");
-    std::fs::write(&script, setup.join("\n") + "\n")
-        .map_err(|error| Fail::Over(format!("{}: {error}", script.display())))?;
-    for line in &setup {
-        stage.record_rival(peer, &[line]);
-    }
+    write_setup(stage, peer, &script, &setup)?;
     let args = ["-e", "-s", &api, "-f", &script.display().to_string()].map(String::from);
     stage.start("grcli", "grcli", &args, &Place::default())?.finish(START_MAX_S)?;
     wait_sockets(&ports, &mut process)?;
@@ -179,11 +176,7 @@ pub(super) fn snabb(stage: &Stage) -> Result<Sockets, Fail> {
         ]
         .map(String::from),
     );
-    for line in &lines {
-        stage.record_rival("snabb", &[line]);
-    }
-    std::fs::write(&script, lines.join("\n"))
-        .map_err(|error| Fail::Over(format!("{}: {error}", script.display())))?;
+    write_setup(stage, "snabb", &script, &lines)?;
     let args = ["snsh".to_string(), script.display().to_string()];
     let place = Place { netns: None, cpus: &stage.switch_cpus };
     let mut process = start_rival(stage, ["snabb", "snabb"], &args, &place)?;
@@ -229,13 +222,13 @@ mod tests {
     #[test]
     fn vpp_connects_each_port_with_the_other() {
         let sockets = ["/a", "/b"].map(PathBuf::from);
-        let cross = vpp_setup(&sockets, "vpp-cross");
+        let cross = vpp_setup(&sockets, "vpp-cross").join("\n") + "\n";
         assert!(cross.contains("create vhost-user socket /b server\n"), "{cross}");
         for (from, to) in [(0, 1), (1, 0)] {
             let line = format!("l2 xconnect {} {}\n", VPP_PORTS[from], VPP_PORTS[to]);
             assert!(cross.contains(&line), "{cross}");
         }
-        let bridge = vpp_setup(&sockets, "vpp");
+        let bridge = vpp_setup(&sockets, "vpp").join("\n");
         assert_eq!(bridge.matches("l2 bridge VirtualEthernet0/0/").count(), 2, "{bridge}");
     }
 
