@@ -38,9 +38,10 @@ pub fn wanted_mib(plan: &Plan) -> u64 {
     if any { RESERVED_MIB } else { 0 }
 }
 
-/// Fails if too few huge pages are free for a peer.
+/// Fails if too few huge pages are free for a peer. If it is not installed, its start says so.
 pub(super) fn need(peer: &str) -> Result<(), Fail> {
-    if !USERS.iter().any(|(name, _)| *name == peer) {
+    let runs = |(name, program): &(&str, &str)| *name == peer && installed(program).is_ok();
+    if !USERS.iter().any(runs) {
         return Ok(());
     }
     let enough = wait_for("free huge pages", FREED_MAX_S, || Ok(free_mib() >= NEEDED_MIB));
